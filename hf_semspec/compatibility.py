@@ -1,0 +1,99 @@
+"""Which options of `generate` the schemes honour; everything else is refused by name before any forward."""
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from .cache import attention_windows
+from .drafts import check_vocabularies
+from .notices import warn_once
+
+PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
+ATTENTION = ("eager", "sdpa")
+
+# option -> the value (or a test of it) that means it is off
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "num_beam_groups": (None, 1),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "penalty_alpha": (None, 0),
+    "dola_layers": (None,),
+    "guidance_scale": (None, 1),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+    "use_mtp": (None, False),
+    "speculation_type": (None,),
+    "assistant_ensemble_weight": (None,),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+    "prefill_chunk_size": (None,),
+    "cache_implementation": (None, "dynamic"),
+    "return_legacy_cache": (None, False),
+}
+_IGNORED = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+
+
+def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, Any]) -> None:
+    """Refuse what scheme `scheme` cannot do for `model` under the resolved generation config.
+
+    Args:
+        mode_kwargs: `generate`'s `assistant_model`, `tokenizer`, `assistant_tokenizer`, `streamer`, `synced_gpus`.
+
+    Raises:
+        ValueError: names the option and the way out.
+    """
+    draft = mode_kwargs.get("assistant_model")
+    if draft is None:
+        raise ValueError(
+            f"the generation config asks for the scheme {scheme.name!r}, which needs a draft: pass assistant_model=..., or decode "
+            "plainly with generate(..., semspec=None)"
+        )
+    for option, off in _REFUSED.items():
+        value = getattr(config, option, None)
+        if value not in off:
+            raise ValueError(f"{option}={value!r} is not supported by semspec: leave it out, or {PLAINLY}")
+    watermark = getattr(config, "watermarking_config", None)
+    if type(watermark).__name__ == "SynthIDTextWatermarkingConfig":
+        raise ValueError(f"watermarking_config of SynthID keeps a state between tokens: leave it out, or {PLAINLY}")
+    if mode_kwargs.get("synced_gpus") and _world_size() > 1:
+        raise ValueError("synced_gpus=True with more than one process is not supported: ranks make different numbers of forwards")
+    for role, one in (("target", model), ("draft", draft)):
+        _check_model(role, one)
+    check_vocabularies(model, draft, mode_kwargs.get("tokenizer"), mode_kwargs.get("assistant_tokenizer"))
+    _warn_of_ignored(config)
+
+
+def _check_model(role: str, model: Any) -> None:
+    name = f"the {role} model {type(model).__name__}"
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{name} is an encoder-decoder, which semspec does not support yet: {PLAINLY}")
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(f"{name} keeps a recurrent state, which cannot be rolled back after a rejected draft: {PLAINLY}")
+    attention_windows(model)
+    attention = getattr(model.config, "_attn_implementation", None)
+    if attention not in ATTENTION:
+        raise ValueError(
+            f"{name} was loaded with attn_implementation={attention!r}, which takes no 4-D mask: load it with "
+            'attn_implementation="sdpa" or "eager"'
+        )
+
+
+def _world_size() -> int:
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def _warn_of_ignored(config: Any) -> None:
+    defaults = GenerationConfig()
+    standard = defaults._get_default_generation_params() if hasattr(defaults, "_get_default_generation_params") else {}
+    for option in _IGNORED:
+        usual = {None, getattr(defaults, option, None), standard.get(option)}
+        if getattr(config, option, None) not in usual:
+            warn_once(f"{option} has no effect under semspec: num_draft_tokens is the one knob for the length of drafts")
+
+
+def is_model(value: Any) -> bool:
+    """Whether `value` is a model object rather than a name."""
+    return isinstance(value, PreTrainedModel)

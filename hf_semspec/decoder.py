@@ -1,0 +1,83 @@
+"""A causal language model with a ragged cache of its own: blocks of tokens in, logits out."""
+
+import inspect
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .cache import RaggedCache, attention_windows, cache_argument
+from .masking import all_visible, block_masks
+
+
+class CachedModel:
+    """Feeds blocks to `model`, always through its `__call__`, so that hooks, wrappers and device maps keep working.
+
+    Args:
+        model: a causal LM (quantized, sharded, wrapped: anything callable like one).
+        batch (`int`): number of rows.
+        last_position (`int`): positions are capped here; only tokens that can never be returned are ever fed beyond it.
+    """
+
+    def __init__(self, model: Any, batch: int, last_position: int) -> None:
+        self.model = model
+        self.cache = RaggedCache(batch)
+        self.last_position = max(last_position, 0)
+        self.windows = attention_windows(model)
+        self.cache_name = cache_argument(model)
+        self.keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.forwards = 0
+        self.tokens = 0
+        self.seconds = 0.0
+
+    def feed(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
+        """Run one forward over `ids`, whose last token of row `i` takes column `ends[i] - 1`.
+
+        A block may reach back over tokens that are cached already: they are computed and written again. A row shorter than the
+        block has its surplus leading ids put in unused columns behind its end.
+
+        Args:
+            ids: (batch, width) int64.
+            ends: for each row, the number of tokens it holds after this block.
+            keep: how many trailing positions to return logits for.
+
+        Returns:
+            (batch, keep, vocabulary) logits, in the model's dtype, on the model's device.
+        """
+        began = time.perf_counter()
+        width = ids.shape[1]
+        low, high = min(ends), max(ends)
+        end = max(high, width)
+        uniform = low == high and high >= width
+        columns = self._columns(ends, width, uniform)
+        self.cache.plan(low - width, end, None if uniform else columns)
+        visible = uniform and all_visible(low - width, end, self.windows)
+        arguments = {
+            "input_ids": ids.to(self.device),
+            "attention_mask": None if visible else block_masks(columns, end, self.windows, self.dtype),
+            "position_ids": columns.clamp(max=self.last_position).expand(len(ends), -1),
+            self.cache_name: self.cache,
+            "use_cache": True,
+            "return_dict": True,
+        }
+        if self.keeps_logits and keep < width:
+            arguments["logits_to_keep"] = keep
+        logits: torch.Tensor = self.model(**arguments).logits[:, -keep:]
+        if not self.cache.is_filled:
+            raise ValueError(
+                f"{type(self.model).__name__} wrote nothing to the cache it was given (gradient checkpointing in train mode "
+                "does that): call .eval() or .gradient_checkpointing_disable() on it first"
+            )
+        self.forwards += 1
+        self.tokens += ids.numel()
+        self.seconds += time.perf_counter() - began
+        return logits
+
+    def _columns(self, ends: Sequence[int], width: int, uniform: bool) -> torch.Tensor:
+        if uniform:
+            return torch.arange(ends[0] - width, ends[0], device=self.device).unsqueeze(0)
+        columns = torch.tensor(ends, device=self.device).unsqueeze(1) + torch.arange(-width, 0, device=self.device)
+        return torch.where(columns < 0, columns + width, columns)

@@ -1,0 +1,238 @@
+"""Drafts: chains of tokens from a smaller model, for our own loop and for transformers' assisted one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional
+from transformers.generation.candidate_generator import CandidateGenerator
+
+from .cache import text_config
+from .canvas import Canvas
+from .decoder import CachedModel
+from .notices import warn_once
+from .sampling import CallRandomness, Processors
+
+
+@dataclass
+class Draft:
+    """A drafted block.
+
+    Args:
+        ids: (rows, chains, γ) int64.
+        valid: (rows, chains, γ) bool: positions that were really drafted; `None` if all were.
+        counts: for each row, how many of the γ positions lie within the draft's context.
+        log_q: (rows, chains, γ, vocabulary) log-probabilities the ids were drawn from; `None` if they were not asked for.
+        broken: () bool, whether any tested logits were nan.
+    """
+
+    ids: torch.Tensor
+    valid: torch.Tensor | None
+    counts: list[int]
+    log_q: torch.Tensor | None
+    broken: torch.Tensor
+
+
+class DraftLength:
+    """γ for each round: a fixed number, or (`"auto"`) the one that promises most tokens for its cost.
+
+    `auto` maximises E[tokens]/(1 + γρ) over `CHOICES`, with the acceptance seen so far in this call and ρ = `cost_ratio()`, the
+    draft's weight bytes over the target's; it reads no clock, so the same seed gives the same tokens. Ours, as is the prior.
+    """
+
+    CHOICES = (1, 2, 3, 4, 6, 8, 12, 16)
+    PRIOR_ACCEPTED, PRIOR_TESTED = 4.0, 5.0
+
+    def __init__(self, setting: int | Literal["auto"], cost_ratio: Callable[[], float]) -> None:
+        self.fixed = None if setting == "auto" else setting
+        self.cost_ratio = cost_ratio() if setting == "auto" else 0.0
+        self.accepted, self.tested = self.PRIOR_ACCEPTED, self.PRIOR_TESTED
+
+    def observe(self, accepted: int, tested: int) -> None:
+        """Add a round's counts."""
+        self.accepted += accepted
+        self.tested += tested
+
+    def pick(self) -> int:
+        """γ for the next round."""
+        if self.fixed is not None:
+            return self.fixed
+        rate = self.accepted / self.tested
+
+        def tokens_for_cost(length: int) -> float:
+            return sum(rate**t for t in range(length + 1)) / (1 + length * self.cost_ratio)
+
+        return max(self.CHOICES, key=tokens_for_cost)
+
+
+class ChainGenerator(CandidateGenerator):
+    """Drafts token by token from `draft`, which keeps its own cache and is never forwarded just to catch up.
+
+    It serves our loop through `propose`, any batch and several chains, and transformers' assisted loop through
+    `get_candidates`, one prompt at a time.
+
+    Args:
+        draft: a causal LM.
+        vocabulary (`int`): the target's vocabulary size, on which the draft's law lives: ids the draft lacks have no mass,
+            ids the target lacks are dropped.
+        processors: the draft's own copies of the logits processors.
+        randomness: draws for sampling; `None` drafts greedily.
+        length: γ for each round.
+        batch, chains (`int`): rows, and chains for each.
+        max_length (`int`): the longest a row may become, in tokens.
+        with_laws (`bool`): keep `log_q`; implied by sampling.
+        device: where ids, laws and draws live, the target's device; by default the draft's own.
+    """
+
+    def __init__(
+        self,
+        draft: Any,
+        vocabulary: int,
+        processors: Processors,
+        randomness: CallRandomness | None,
+        length: DraftLength,
+        *,
+        batch: int = 1,
+        chains: int = 1,
+        max_length: int,
+        with_laws: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
+        config = text_config(draft)
+        self.context = getattr(config, "max_position_embeddings", None) or max_length
+        self.decoder = CachedModel(draft, batch, min(max_length - 2, self.context - 1))
+        self.device = device or self.decoder.device
+        self.vocabulary = vocabulary
+        self.own_vocabulary = int(config.vocab_size)
+        self.substitute = next((i for i in (config.pad_token_id, *_ids(config.eos_token_id), 0) if i is not None), 0)
+        self.processors = processors
+        self.randomness = randomness
+        self.length = length
+        self.chains = chains
+        self.max_length = max_length
+        self.with_laws = with_laws or randomness is not None
+        self.filled = [0] * batch
+        self._fed: torch.Tensor | None = None
+
+    def num_tokens(self, live: Sequence[int], canvas: Canvas, room: int) -> int:
+        """γ for a round in which the row with most space can still take `room` tokens."""
+        space = self.context - min(canvas.lengths(live)) + 1
+        if space <= 0:
+            warn_once(
+                f"the text has outgrown the draft's context of {self.context} tokens: rows past it are decoded without "
+                "drafts from there on"
+            )
+        return max(0, min(self.length.pick(), room - 1, space))
+
+    def propose(self, canvas: Canvas, live: Sequence[int], num_tokens: int) -> Draft:
+        """Draft `num_tokens` ids for each chain of the rows `live` and leave them on `canvas` behind the rows' tokens."""
+        lengths = canvas.lengths(live)
+        back = max(length - filled for length, filled in zip(lengths, self.filled, strict=True))
+        ids = canvas.read(live, back, 0)
+        expand = self.chains > 1 and self.decoder.cache.batch == len(live) and not self.decoder.cache.is_filled
+        if expand:
+            ids = ids[:: self.chains]
+        drafted, laws, peaks = [], [], []
+        for t in range(num_tokens):
+            ends = [length + t for length in lengths for _ in range(1 if expand else self.chains)]
+            logits = self.decoder.feed(self._embeddable(ids), ends, keep=1)
+            if expand:
+                chain_rows = [row for row in range(len(live)) for _ in range(self.chains)]
+                self.decoder.cache.select(chain_rows)
+                logits, expand = logits[chain_rows], False
+            scores = self._on_target_vocabulary(logits).view(len(live), self.chains, 1, -1)
+            widths = [width + t for width in canvas.widths(live)]
+            scores = self.processors(scores, canvas.shown, live, widths).squeeze(2)
+            tokens, peak, log_q = self._pick(scores, first=t == 0)
+            canvas.write(live, t, tokens.unsqueeze(-1))
+            ids = tokens.reshape(-1, 1)
+            drafted.append(tokens)
+            peaks.append(peak)
+            laws.append(log_q)
+        self.filled = [length + num_tokens - 1 for length in lengths]
+        return self._draft(drafted, peaks, laws, lengths)
+
+    def commit(self, lengths: Sequence[int]) -> None:
+        """Roll back to what was committed: the rows now hold `lengths` tokens, the last of which was never fed."""
+        self.filled = [min(filled, length - 1) for filled, length in zip(self.filled, lengths, strict=True)]
+
+    def select(self, rows: list[int]) -> None:
+        """Keep only `rows` of the current batch."""
+        self.filled = [self.filled[row] for row in rows]
+        if self.decoder.cache.is_filled:
+            self.decoder.cache.select([row * self.chains + chain for row in rows for chain in range(self.chains)])
+        else:
+            self.decoder.cache.batch = len(rows)
+
+    def _draft(
+        self, drafted: list[torch.Tensor], peaks: list[torch.Tensor], laws: list[Any], lengths: Sequence[int]
+    ) -> Draft:
+        num_tokens = len(drafted)
+        peak = torch.stack(peaks, dim=-1)
+        counts = [min(num_tokens, max(self.context - length + 1, 0)) for length in lengths]
+        valid = peak > -torch.inf if self.processors.processors or self.own_vocabulary < self.vocabulary else None
+        broken = torch.isnan(peak)
+        if min(counts) < num_tokens:
+            limits = torch.tensor(counts, device=self.device)[:, None, None]
+            within = (torch.arange(num_tokens, device=self.device) < limits).expand_as(peak)
+            valid = within if valid is None else valid & within
+            broken = broken & within
+        log_q = torch.stack(laws, dim=2) if self.with_laws else None
+        return Draft(torch.stack(drafted, dim=-1), valid, counts, log_q, broken.any())
+
+    def _pick(self, scores: torch.Tensor, first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Ids (rows, chains), the highest score of each (nan shows a broken draft, -inf no law), and the law."""
+        peak, tokens = scores.max(dim=-1)
+        log_q = functional.log_softmax(scores, dim=-1) if self.with_laws else None
+        if self.randomness is not None:
+            assert log_q is not None
+            tokens, _ = self.randomness.draw(log_q.exp().flatten(0, 1))
+            tokens = tokens.view(scores.shape[:2])
+        elif first and self.chains > 1:
+            best = scores.nan_to_num(nan=-torch.inf).topk(self.chains, dim=-1).indices  # chains agree: equal rows
+            tokens = best.diagonal(dim1=1, dim2=2)
+        return tokens, peak, log_q
+
+    def _embeddable(self, ids: torch.Tensor) -> torch.Tensor:
+        if self.own_vocabulary >= self.vocabulary:
+            return ids
+        return torch.where(ids < self.own_vocabulary, ids, self.substitute)
+
+    def _on_target_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.to(device=self.device, dtype=torch.float32)
+        missing = self.vocabulary - logits.shape[-1]
+        if missing > 0:
+            return functional.pad(logits, (0, missing), value=-torch.inf)
+        return logits[..., : self.vocabulary] if missing else logits
+
+    def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Candidates for transformers' own assisted loop.
+
+        Args:
+            input_ids: (1, length) int64.
+
+        Returns:
+            (1, length + γ) ids and, unless drafting greedily, their (1, γ, vocabulary) log-probabilities.
+        """
+        length = input_ids.shape[1]
+        canvas = Canvas(input_ids.to(self.device), None, self.chains, 0, self.length.pick())
+        if self._fed is not None:
+            same = min(self.filled[0], length - 1)
+            differs = (self._fed[0, :same] != canvas.shown[0, 0, :same]).nonzero()
+            self.filled = [int(differs[0]) if len(differs) else same]
+        num_tokens = self.num_tokens([0], canvas, self.max_length - length)
+        if num_tokens == 0:
+            return input_ids, None
+        draft = self.propose(canvas, [0], num_tokens)
+        self._fed = canvas.shown[0, :, : length + num_tokens]
+        ids = torch.cat([input_ids, draft.ids[:, 0].to(input_ids.device)], dim=1)
+        return ids, None if self.randomness is None or draft.log_q is None else draft.log_q[:, 0]
+
+    def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
+        """Tell the draft length what transformers' loop accepted."""
+        self.length.observe(int(num_matches), int(num_matches) + 1)
+
+
+def _ids(value: int | list[int] | None) -> list[int]:
+    return [] if value is None else [value] if isinstance(value, int) else list(value)

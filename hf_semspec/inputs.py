@@ -1,0 +1,86 @@
+"""The caller's ids, mask and cache, checked before any forward."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .cache import Cache, caller_cache
+from .notices import warn_once
+
+_KNOWN = ("attention_mask", "position_ids", "cache", "past_key_values", "cache_position", "use_cache", "logits_to_keep")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What `generate` was given, on the target's device.
+
+    Args:
+        ids: (batch, width) int64.
+        mask: (batch, width) bool, which of `ids` are tokens; `None` if the caller masked nothing.
+        visible: (batch, columns) bool, the same over cached and passed ids.
+        cache: the caller's own cache, or `None`.
+        cached: for each row, how many tokens that cache holds.
+        only_suffix: whether `ids` lacks the cached tokens.
+    """
+
+    ids: torch.Tensor
+    mask: torch.Tensor | None
+    visible: torch.Tensor
+    cache: Cache | None
+    cached: list[int]
+    only_suffix: bool
+
+    @property
+    def offsets(self) -> list[int]:
+        """For each row, the tokens that precede its first id."""
+        return self.cached if self.only_suffix else [0] * len(self.cached)
+
+
+def read_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], config: Any, device: torch.device) -> Inputs:
+    """Take over what `generate` prepared.
+
+    Raises:
+        ValueError: an input that no scheme can honour, or a cache that does not fit the ids and the mask.
+    """
+    foreign = sorted(name for name, value in model_kwargs.items() if name not in _KNOWN and value is not None)
+    if foreign:
+        raise ValueError(
+            f"semspec does not support the model input {', '.join(foreign)} yet: pass text as input_ids and attention_mask, or "
+            "decode plainly with generate(..., semspec=None) and without assistant_model"
+        )
+    ids = input_ids.to(device)
+    batch, width = ids.shape
+    mask = model_kwargs.get("attention_mask")
+    columns = mask.shape[1] if mask is not None else getattr(config, "_mask_length", width)
+    visible = ids.new_ones((batch, columns), dtype=torch.bool) if mask is None else mask.to(device).bool()
+    if not bool(visible[:, columns - width :].any(dim=1).all()):
+        raise ValueError("attention_mask hides every token of a row: give each prompt at least one visible token")
+    _check_positions(model_kwargs.get("position_ids"), visible, width)
+    cache = caller_cache(model_kwargs)
+    held = 0 if cache is None else cache.get_seq_length()
+    only_suffix = columns > width
+    if held and config.num_return_sequences > 1:
+        raise ValueError("a filled cache cannot be used with num_return_sequences > 1: repeat the prompt and its cache instead")
+    if held >= columns or (only_suffix and (held != columns - width or not bool(visible[:, held:].all()))):
+        raise ValueError(
+            f"the cache holds {held} tokens, input_ids has {width} and attention_mask {columns}: pass the whole text with at "
+            "least one token more than the cache, or only the new, unpadded tokens with an attention_mask over all"
+        )
+    if only_suffix:
+        warn_once(
+            "input_ids holds only what the cache lacks: the draft and the logits processors do not see the cached tokens, so "
+            "fewer drafts may be accepted; pass the whole text to show it to them"
+        )
+    own = None if mask is None else visible[:, columns - width :]
+    return Inputs(ids, own, visible, cache, visible[:, :held].sum(dim=1).tolist(), only_suffix)
+
+
+def _check_positions(position_ids: torch.Tensor | None, visible: torch.Tensor, width: int) -> None:
+    """Refuse positions other than those that follow from the mask."""
+    if position_ids is None:
+        return
+    expected = (visible.long().cumsum(dim=-1) - 1)[:, visible.shape[1] - position_ids.shape[-1] :]
+    given = position_ids.to(visible.device)
+    if given.dim() != 2 or not bool(((given == expected) | ~visible[:, -given.shape[-1] :]).all()):
+        raise ValueError("semspec does not support position_ids of the caller's own: leave them out, the mask decides them")

@@ -1,0 +1,113 @@
+"""The seam in transformers: one generation mode, one method, three narrow wrappers that hand on every call that is not ours."""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from transformers import GenerationConfig
+from transformers.generation import utils as generation_utils
+from transformers.pipelines import base as pipelines_base
+
+from .compatibility import check_options
+from .configuration import scheme_from_dict
+from .outputs import open_records, publish
+from .pipelines import load_assistant
+from .schemes import SCHEMES
+from .speculation import Request
+
+MODE = "semspec"
+METHOD = "_semspec_decoding"
+_lock = threading.Lock()
+_originals: dict[tuple[Any, str], Any] = {}
+
+
+def register() -> None:
+    """Teach `generate` and pipelines the schemes. Runs at import; calling it again changes nothing; `unregister` undoes it.
+
+    Calls without a `semspec` entry in their generation config, and pipelines that stock can build, run stock code only.
+    """
+    with _lock:
+        if _originals:
+            return
+        generation_utils.GENERATION_MODES_MAPPING[MODE] = METHOD
+        setattr(generation_utils.GenerationMixin, METHOD, _semspec_decoding)
+        _wrap(GenerationConfig, "get_generation_mode", _get_generation_mode)
+        _wrap(generation_utils.GenerationMixin, "_validate_generation_mode", _validate_generation_mode)
+        _wrap(pipelines_base, "load_assistant_model", load_assistant)
+
+
+def unregister() -> None:
+    """Put transformers back as it was before `register`."""
+    with _lock:
+        if not _originals:
+            return
+        for (owner, name), original in _originals.items():
+            setattr(owner, name, original)
+        _originals.clear()
+        del generation_utils.GENERATION_MODES_MAPPING[MODE]
+        delattr(generation_utils.GenerationMixin, METHOD)
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+    _originals[owner, name] = original
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    setattr(owner, name, call)
+
+
+def _get_generation_mode(original: Callable[..., Any], config: Any, assistant_model: Any = None) -> Any:
+    if getattr(config, "semspec", None) is not None and not config.is_assistant:
+        return MODE
+    return original(config, assistant_model)
+
+
+def _validate_generation_mode(
+    original: Callable[..., Any], model: Any, generation_mode: Any, generation_config: Any, generation_mode_kwargs: Any
+) -> None:
+    if generation_mode != MODE:
+        original(model, generation_mode, generation_config, generation_mode_kwargs)
+        return
+    scheme = scheme_from_dict(generation_config.semspec)
+    check_options(model, scheme, generation_config, generation_mode_kwargs)
+
+
+def _semspec_decoding(
+    model: Any,
+    input_ids: Any,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    assistant_model: Any = None,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
+    streamer: Any = None,
+    synced_gpus: bool = False,
+    **model_kwargs: Any,
+) -> Any:
+    """Decode with the scheme that `generation_config.semspec` names; `generate` calls this as it calls its own loops."""
+    records = open_records()
+    scheme = scheme_from_dict(generation_config.semspec)
+    request = Request(
+        model=model,
+        draft=assistant_model,
+        scheme=scheme,
+        generation_config=generation_config,
+        input_ids=input_ids,
+        processors=logits_processor,
+        criteria=stopping_criteria,
+        streamer=streamer,
+        model_kwargs=model_kwargs,
+    )
+    try:
+        output, stats = SCHEMES[scheme.name](request)
+    except BaseException:
+        if streamer is not None:
+            streamer.end()
+        raise
+    publish(stats, records)
+    return output

@@ -1,0 +1,192 @@
+"""What a call returns beside `generate`'s own fields: statistics that add up, and a way to collect them from any call."""
+
+import contextlib
+import dataclasses
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.generation import GenerateDecoderOnlyOutput
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+class _Rates:
+    """Rates that follow from the counts, for one row or for a whole call; nan where nothing was counted."""
+
+    rounds: int
+    accepted: int
+    tested: int
+    triggered: int
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over tested drafted tokens."""
+        return _ratio(self.accepted, self.tested)
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Accepted drafted tokens a round, the next token not counted."""
+        return _ratio(self.accepted, self.rounds)
+
+    @property
+    def trigger_rate(self) -> float:
+        """Triggers over the drafted tokens that passed the ordinary test (easd)."""
+        return _ratio(self.triggered, self.accepted + self.triggered)
+
+
+@dataclass
+class RowStats(_Rates):
+    """Counts of one returned row, in tokens. With several chains a drafted position counts once, however many chains cover it.
+
+    They satisfy: drafted = tested + untested; tested = accepted + rejected + triggered; residual = rejected; resampled =
+    triggered; emitted = accepted + residual + resampled + bonus + plain - cut = new tokens with EOS, without padding; rounds =
+    sum(histogram).
+
+    Args:
+        rounds: draft-and-verify rounds the row took part in.
+        plain: tokens drawn from the target without a draft (the first one, and where nothing could be drafted).
+        cut: committed tokens dropped because the row ended inside the block.
+        histogram: `histogram[i]` is the number of rounds with `i` accepted tokens.
+    """
+
+    rounds: int = 0
+    drafted: int = 0
+    tested: int = 0
+    untested: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    triggered: int = 0
+    residual: int = 0
+    resampled: int = 0
+    bonus: int = 0
+    plain: int = 0
+    cut: int = 0
+    emitted: int = 0
+    histogram: list[int] = field(default_factory=list)
+
+    def count_round(self, drafted: int, accepted: int, outcome: str) -> None:
+        """Add a round in which `accepted` of `drafted` tokens passed and the next came as `outcome` (bonus, residual, resampled)."""
+        stopped = outcome != "bonus"
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.tested += accepted + stopped
+        self.untested += drafted - accepted - stopped
+        self.rejected += outcome == "residual"
+        self.triggered += outcome == "resampled"
+        setattr(self, outcome, getattr(self, outcome) + 1)
+        self.histogram.extend([0] * (accepted + 1 - len(self.histogram)))
+        self.histogram[accepted] += 1
+
+
+@dataclass
+class DecodingStats(_Rates):
+    """What one call of `generate` did.
+
+    Counts of `RowStats` read from this object are sums over `rows` (`histogram` added entry by entry).
+
+    Args:
+        scheme: name of the scheme.
+        rows: one `RowStats` for each returned row.
+        target_forwards, draft_forwards: calls of either model, prefill included.
+        target_tokens, draft_tokens: query tokens fed in those calls, summed over rows.
+        substituted_tokens: committed ids that the draft has no embedding for, fed to it as its pad token.
+        draft_seconds, target_seconds, other_seconds, total_seconds: wall time by the host's clock; on an accelerator a model's
+            share is the time to queue its work, and the wait for it falls to `other_seconds`.
+        mean_target_entropy, mean_draft_entropy: of the processed laws at the drafted positions that were tested, nats (easd).
+    """
+
+    scheme: str
+    rows: list[RowStats] = field(default_factory=list)
+    target_forwards: int = 0
+    draft_forwards: int = 0
+    target_tokens: int = 0
+    draft_tokens: int = 0
+    substituted_tokens: int = 0
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    total_seconds: float = 0.0
+    mean_target_entropy: float = math.nan
+    mean_draft_entropy: float = math.nan
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in RowStats.__dataclass_fields__:
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        return sum(getattr(row, name) for row in self.rows)
+
+    @property
+    def histogram(self) -> list[int]:
+        """Rounds by number of accepted tokens, over all rows."""
+        size = max((len(row.histogram) for row in self.rows), default=0)
+        return [sum(row.histogram[i] for row in self.rows if i < len(row.histogram)) for i in range(size)]
+
+    @property
+    def other_seconds(self) -> float:
+        """Wall time outside both models' forwards."""
+        return self.total_seconds - self.draft_seconds - self.target_seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON-safe values; rates that are undefined are `None`."""
+        names = ("acceptance_rate", "mean_accepted_length", "trigger_rate", "other_seconds", "histogram")
+        totals = {name: getattr(self, name) for name in RowStats.__dataclass_fields__ if name != "histogram"}
+        values = dataclasses.asdict(self) | totals | {name: getattr(self, name) for name in names}
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+        }
+
+
+class SemSpecOutput(GenerateDecoderOnlyOutput):
+    """`generate`'s output with what the scheme did beside it.
+
+    The additions are attributes, not items: code that iterates over the output, as pipelines do, sees what it always saw.
+
+    Args:
+        stats (`DecodingStats`): counts and times of the call.
+        triggers (`torch.Tensor` of shape `(batch, new_tokens)`, bool): easd only: tokens drawn because a trigger rejected the
+            drafted one.
+    """
+
+    stats: DecodingStats
+    triggers: torch.Tensor
+
+
+_lock = threading.Lock()
+_open_records: list[list[DecodingStats]] = []
+
+
+@contextlib.contextmanager
+def record_stats() -> Iterator[list[DecodingStats]]:
+    """Collect the `DecodingStats` of every call that starts while the block is open, from any thread of the process.
+
+    For callers that never see the output object, such as pipelines.
+
+    Returns:
+        A list that grows by one entry as each call ends.
+    """
+    record: list[DecodingStats] = []
+    with _lock:
+        _open_records.append(record)
+    try:
+        yield record
+    finally:
+        with _lock:
+            _open_records[:] = [other for other in _open_records if other is not record]
+
+
+def open_records() -> list[list[DecodingStats]]:
+    """The records open now; a call takes this at its start and hands it to `publish` at its end."""
+    with _lock:
+        return list(_open_records)
+
+
+def publish(stats: DecodingStats, records: list[list[DecodingStats]]) -> None:
+    """Append `stats` to each of `records`."""
+    with _lock:
+        for record in records:
+            record.append(stats)

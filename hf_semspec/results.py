@@ -1,0 +1,81 @@
+"""What `generate` returns: scores and logits column by column, and the cache plain `generate` would have left."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from .cache import CACHE_FIELD, RowStates, export, new_dynamic_cache
+from .outputs import DecodingStats, SemSpecOutput
+
+
+class Columns:
+    """(batch, vocabulary) float32 values for each column of new text; rows that have no token there hold zeros.
+
+    Args:
+        batch (`int`): rows of the caller's batch.
+        wanted (`bool`): whether to keep anything at all.
+    """
+
+    def __init__(self, batch: int, wanted: bool) -> None:
+        self.batch = batch
+        self.wanted = wanted
+        self.columns: list[torch.Tensor] = []
+
+    def put(self, values: torch.Tensor, live: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
+        """Take the first `counts[i]` positions of `values[i]` (rows, positions, vocabulary) as row `live[i]`'s from column `starts[i]`."""
+        if not self.wanted:
+            return
+        for i, row in enumerate(live):
+            for t in range(counts[i]):
+                while len(self.columns) <= starts[i] + t:
+                    self.columns.append(values.new_zeros((self.batch, values.shape[-1])))
+                self.columns[starts[i] + t][row] = values[i, t]
+
+    def clear(self, row: int, start: int) -> None:
+        """Forget row `row` from column `start` on."""
+        for column in self.columns[start:]:
+            column[row] = 0
+
+    def upto(self, width: int) -> tuple[torch.Tensor, ...] | None:
+        """The first `width` columns, or `None` if they were not wanted."""
+        return tuple(self.columns[:width]) if self.wanted else None
+
+
+def build_cache(
+    model: Any,
+    states: list[RowStates],
+    visible: torch.Tensor,
+    generated: Sequence[int],
+    caller: Cache | None,
+) -> Cache:
+    """The cache of plain `generate`: one column less than the text, in the caller's layout; the caller's own is extended in place.
+
+    Args:
+        states: for each row, its left-aligned key/value states.
+        visible: (batch, columns) bool, the caller's mask over cached and passed ids.
+        generated: for each row, its number of new tokens.
+    """
+    prompt = visible.shape[1]
+    width = prompt + max(generated) - 1
+    first = caller.get_seq_length() if caller is not None else 0
+    places = []
+    for row, count in enumerate(generated):
+        place = torch.cat([visible[row].nonzero().squeeze(1), torch.arange(prompt, prompt + count, device=visible.device)])
+        held = next(state[0].shape[1] for state in states[row] if state is not None)
+        places.append(place[:held].cpu())
+    return export(states, places, first, width, caller if caller is not None else new_dynamic_cache(model))
+
+
+def build_output(
+    sequences: torch.Tensor,
+    scores: tuple[torch.Tensor, ...] | None,
+    logits: tuple[torch.Tensor, ...] | None,
+    cache: Cache | None,
+    stats: DecodingStats,
+) -> SemSpecOutput:
+    """A `SemSpecOutput` under the field names of the installed transformers."""
+    output = SemSpecOutput(sequences=sequences, scores=scores, logits=logits, **{CACHE_FIELD: cache})
+    output.stats = stats
+    return output

@@ -1,0 +1,116 @@
+"""From logits to processed scores and draws: the caller's processors with the history plain `generate` would show, and one
+seeded generator a call."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.generation import logits_process
+
+# Warpers that look at the scores alone: they may be applied to all positions of a block at once.
+_HISTORYLESS_NAMES = (
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+    "TopHLogitsWarper",
+    "TypicalLogitsWarper",
+    "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
+    "SuppressTokensLogitsProcessor",
+    "InfNanRemoveLogitsProcessor",
+    "LogitNormalization",
+)
+HISTORYLESS = tuple(getattr(logits_process, name) for name in _HISTORYLESS_NAMES if hasattr(logits_process, name))
+
+
+class CallRandomness:
+    """The random numbers of one call: a generator on `device`, seeded by one draw from torch's global CPU generator.
+
+    With tensor parallelism every rank takes rank 0's seed, so that all make the same draws.
+    """
+
+    def __init__(self, device: torch.device, tensor_parallel: bool = False) -> None:
+        seed = int(torch.randint(2**63 - 1, ()))
+        if tensor_parallel and torch.distributed.is_initialized():
+            shared = [seed]
+            torch.distributed.broadcast_object_list(shared, src=0)
+            seed = shared[0]
+        self.device = device
+        self.seed = seed
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self._second: torch.Generator | None = None
+
+    @property
+    def second(self) -> torch.Generator:
+        """A generator derived from the call's seed that leaves the first one's sequence untouched."""
+        if self._second is None:
+            self._second = torch.Generator(self.device).manual_seed((self.seed * 6364136223846793005 + 1) % (2**63))
+        return self._second
+
+    def uniforms(self, *shape: int) -> torch.Tensor:
+        """Uniform numbers in [0, 1), float32."""
+        return torch.rand(shape, generator=self.generator, device=self.device)
+
+    def draw(self, law: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """One id from each row of `law` (rows, vocabulary), probabilities that need not be normalised.
+
+        Returns:
+            ids (rows,) int64, and (rows,) bool, True where the row was no law (nan, or no mass): its id means nothing.
+        """
+        broken = ~(law.sum(dim=-1) > 0)
+        law = torch.where(broken.unsqueeze(-1), 1.0, law)
+        return torch.multinomial(law, 1, generator=self.generator).squeeze(-1), broken
+
+
+class Processors:
+    """The caller's logits processors, applied at any position of ragged blocks.
+
+    Args:
+        processors: in order, each a function of `(input_ids, scores)`.
+        canvas: (batch, chains, width) token ids as plain `generate` would show them; read at call time.
+    """
+
+    def __init__(self, processors: Sequence[Any]) -> None:
+        self.processors = list(processors)
+
+    def __call__(
+        self, scores: torch.Tensor, shown: torch.Tensor, live: Sequence[int], lengths: Sequence[int]
+    ) -> torch.Tensor:
+        """Process `scores` (rows, chains, positions, vocabulary), which may be overwritten.
+
+        Args:
+            shown: (batch, chains, >= longest history) ids in the caller's rows and layout.
+            live: for each row of `scores`, its row in `shown`.
+            lengths: for each row, the columns of `shown` that precede its first position.
+        """
+        for processor in self.processors:
+            if type(processor) in HISTORYLESS:
+                flat = scores.reshape(-1, scores.shape[-1])
+                scores = processor(shown[:, 0, : lengths[0]], flat).view(scores.shape)
+            else:
+                scores = self._with_history(processor, scores, shown, live, lengths)
+        return scores
+
+    @staticmethod
+    def _with_history(
+        processor: Any, scores: torch.Tensor, shown: torch.Tensor, live: Sequence[int], lengths: Sequence[int]
+    ) -> torch.Tensor:
+        """Call `processor` once for each chain and distinct history length; only the rows at that length are read back."""
+        batch, positions = shown.shape[0], scores.shape[2]
+        result = torch.empty_like(scores)
+        present = sorted({length + t for length in lengths for t in range(positions)})
+        together = len(live) == batch and len(set(lengths)) == 1
+        for chain in range(scores.shape[1]):
+            for length in present:
+                history = shown[:, chain, :length]
+                if together:
+                    position = length - lengths[0]
+                    result[:, chain, position] = processor(history, scores[:, chain, position].clone())
+                    continue
+                at = [i for i, own in enumerate(lengths) if 0 <= length - own < positions]
+                where = (at, chain, [length - lengths[i] for i in at])
+                full = scores.new_zeros((batch, scores.shape[-1]))
+                full[[live[i] for i in at]] = scores[where]
+                result[where] = processor(history, full)[[live[i] for i in at]]
+        return result

@@ -1,0 +1,5 @@
+"""The schemes: one file each, its `decode` reads like its algorithm box; none imports another."""
+
+from . import easd, lossless
+
+SCHEMES = {"lossless": lossless.decode, "easd": easd.decode}

@@ -1,0 +1,27 @@
+"""`lossless`: ordinary speculative sampling (arXiv 2211.17192, 2302.01318), exact for any draft."""
+
+from typing import Any
+
+from ..acceptance import Acceptance, accept_chains, accept_chains_greedy
+from ..outputs import DecodingStats
+from ..speculation import Block, Request, Speculation
+
+
+def decode(request: Request) -> tuple[Any, DecodingStats]:
+    """Run one call of `generate`."""
+    state = Speculation(request)
+    state.prefill()
+    while state.running:
+        block = state.draft_and_score()
+        state.commit(block, accept(block) if block.draft is not None else state.plain(block))
+    return state.output()
+
+
+def accept(block: Block) -> Acceptance:
+    """Accept each token with probability min(1, p/q), greedily where it is the argmax; then residual or bonus."""
+    draft = block.draft
+    assert draft is not None
+    if block.choices is not None:
+        return accept_chains_greedy(block.choices, draft.ids, valid=draft.valid)
+    assert block.log_p is not None and draft.log_q is not None and block.uniforms is not None
+    return accept_chains(block.log_p, draft.log_q, draft.ids, block.uniforms, valid=draft.valid)

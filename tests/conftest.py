@@ -1,0 +1,47 @@
+"""The same seed and thread count for every test, and a failure for every deprecation that transformers logs."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+from transformers.utils.logging import warning_once
+
+from hf_semspec import notices
+
+# Examples derive from the test's own name: a run neither depends on the last one nor on the machine's speed.
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.load_profile("repeatable")
+torch.set_num_threads(1)
+
+
+class _Deprecations(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if "deprecated" in message:
+            self.messages.append(message)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    """A test's draws and warnings do not depend on the tests before it."""
+    torch.manual_seed(0)
+    notices.forget()
+
+
+@pytest.fixture(autouse=True)
+def _no_deprecations(request: pytest.FixtureRequest) -> Iterator[None]:
+    """transformers logs most deprecations, once a process, where no warning filter sees them."""
+    logger = logging.getLogger("transformers")
+    warning_once.cache_clear()
+    handler = _Deprecations()
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    if request.node.get_closest_marker("deprecated") is None:
+        assert not handler.messages, handler.messages

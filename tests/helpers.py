@@ -1,0 +1,251 @@
+"""What the tests of whole calls share: exact-mode configs, plain references, forward counters, the identities of the stats."""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
+
+from hf_semspec import SemSpecConfig, notices
+from tests.models import PAD, row_of
+
+VERSION = Version(transformers.__version__)
+CACHE = "cache" if Version("5.24.dev0") <= VERSION else "past_key_values"
+
+# Configurations whose greedy output must equal plain decoding's, token for token.
+EXACT = ("lossless", "easd", "chains")
+SINGLE = ("lossless", "easd")
+
+# Most tests run drafts that are meant to be useless.
+WEAK_DRAFTS = pytest.mark.filterwarnings("ignore:fewer than 10%")
+
+Inputs = dict[str, torch.Tensor]
+
+
+def exact(kind: str, **fields: Any) -> SemSpecConfig:
+    """`lossless`, `easd` with its extra rejection off, or `lossless` with three chains, and `fields` of either namespace."""
+    if kind == "easd":
+        return SemSpecConfig(
+            "easd",
+            target_entropy_threshold=math.inf,
+            draft_entropy_threshold=math.inf,
+            **{"num_draft_tokens": 3, **fields},
+        )
+    if kind == "chains":
+        return SemSpecConfig("lossless", num_chains=3, **{"num_draft_tokens": 3, **fields})
+    return SemSpecConfig(kind, **{"num_draft_tokens": 3, **fields})
+
+
+def plain(model: PreTrainedModel, inputs: Inputs, *, call: dict[str, Any] | None = None, **fields: Any) -> Any:
+    """`generate` without a draft; `fields` belong in its config, `call` among its other arguments."""
+    return model.generate(**inputs, **(call or {}), generation_config=GenerationConfig(**fields))
+
+
+def assisted(
+    model: PreTrainedModel,
+    draft: PreTrainedModel,
+    inputs: Inputs,
+    kind: str = "lossless",
+    *,
+    call: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Any:
+    """The same call with a draft and a scheme in exact mode."""
+    return model.generate(**inputs, **(call or {}), assistant_model=draft, generation_config=exact(kind, **fields))
+
+
+def plain_rows(model: PreTrainedModel, inputs: Inputs, *, pad: int = PAD, **fields: Any) -> torch.Tensor:
+    """New tokens of every row when it is decoded alone, unpadded: (B, longest), `pad` after a row's end.
+
+    The reference for padded batches: stock eager attention turns padded float64 rows into NaN, because the mask value of
+    float64 is -inf in its float32 softmax.
+    """
+    rows = []
+    for index in range(inputs["input_ids"].shape[0]):
+        alone = row_of(inputs, index)
+        rows.append(plain(model, alone, **fields)[0, alone["input_ids"].shape[1] :])
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+
+
+def new_tokens(output: Any, inputs: Inputs) -> torch.Tensor:
+    """The columns after the prompt, (B, T)."""
+    sequences = output if isinstance(output, torch.Tensor) else output.sequences
+    return sequences[:, inputs["input_ids"].shape[1] :]
+
+
+def first_occurrence(tokens: list[int], index: int) -> bool:
+    """Whether the token at `index` was not there before: declared to be the EOS, it would end the text exactly there."""
+    return tokens[index] not in tokens[:index]
+
+
+def cache_of(output: Any) -> Any:
+    return getattr(output, CACHE)
+
+
+def cache_length(cache: Any) -> int:
+    return int(cache.get_seq_length())
+
+
+def states(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of every layer, each (B, heads, columns, head_dim)."""
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+class Forwards:
+    """Records every forward of `model` while it is open: shape of the input ids, masks, shape of the logits."""
+
+    def __init__(self, *models: PreTrainedModel) -> None:
+        self.models = models
+        self.shapes: list[tuple[int, int]] = []
+        self.kwargs: list[dict[str, Any]] = []
+        self.logits: list[tuple[int, ...]] = []
+        self.finite = True
+
+    @property
+    def calls(self) -> int:
+        return len(self.shapes)
+
+    @property
+    def widths(self) -> list[int]:
+        return [width for _, width in self.shapes]
+
+    @property
+    def tokens(self) -> int:
+        return sum(rows * width for rows, width in self.shapes)
+
+    def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = args[0] if args else next(kwargs[n] for n in ("input_ids", "inputs_embeds") if kwargs.get(n) is not None)
+        self.shapes.append((ids.shape[0], ids.shape[1]))
+        self.kwargs.append(kwargs)
+
+    def _after(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        logits = getattr(output, "logits", None)
+        if logits is not None:
+            self.logits.append(tuple(logits.shape))
+            self.finite = self.finite and bool(logits.isfinite().all())
+
+    def __enter__(self) -> "Forwards":
+        self._handles = [m.register_forward_pre_hook(self._before, with_kwargs=True) for m in self.models]
+        self._handles += [m.register_forward_hook(self._after, with_kwargs=True) for m in self.models]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def check_identities(stats: Any, lengths: list[int] | None = None) -> None:
+    """Every identity of the statistics; `lengths` are the new tokens of each row with EOS, without padding."""
+    totals = dict.fromkeys(
+        [
+            "rounds",
+            "drafted",
+            "tested",
+            "untested",
+            "accepted",
+            "rejected",
+            "triggered",
+            "residual",
+            "resampled",
+            "bonus",
+            "plain",
+            "cut",
+            "emitted",
+        ],
+        0,
+    )
+    for row in stats.rows:
+        assert row.drafted == row.tested + row.untested, row
+        assert row.tested == row.accepted + row.rejected + row.triggered, row
+        assert row.residual == row.rejected, row
+        assert row.resampled == row.triggered, row
+        assert row.emitted == row.accepted + row.residual + row.resampled + row.bonus + row.plain - row.cut, row
+        assert row.rounds == sum(row.histogram), row
+        assert row.accepted == sum(length * count for length, count in enumerate(row.histogram)), row
+        for name in totals:
+            assert getattr(row, name) >= 0, (name, row)
+            totals[name] += getattr(row, name)
+        _check_rates(row)
+    for name, total in totals.items():
+        assert getattr(stats, name) == total, name
+    _check_rates(stats)
+    assert stats.target_forwards > 0
+    seconds = stats.draft_seconds + stats.target_seconds + stats.other_seconds
+    assert seconds == pytest.approx(stats.total_seconds, rel=1e-6, abs=1e-9)
+    assert min(stats.draft_seconds, stats.target_seconds, stats.other_seconds) >= 0
+    if lengths is not None:
+        assert [row.emitted for row in stats.rows] == lengths
+
+
+def _check_rates(counts: Any) -> None:
+    for value, part, whole in (
+        (counts.acceptance_rate, counts.accepted, counts.tested),
+        (counts.mean_accepted_length, counts.accepted, counts.rounds),
+        (counts.trigger_rate, counts.triggered, counts.triggered + counts.accepted),
+    ):
+        assert math.isnan(value) if whole == 0 else value == pytest.approx(part / whole)
+
+
+@contextlib.contextmanager
+def caught() -> Iterator[list[str]]:
+    """The messages of the warnings raised inside, as a process sees them that has not been warned before."""
+    notices.forget()
+    messages: list[str] = []
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        yield messages
+    messages += [str(entry.message) for entry in record]
+
+
+class Recorder:
+    """A streamer that keeps every `put` and counts `end`."""
+
+    def __init__(self) -> None:
+        self.puts: list[torch.Tensor] = []
+        self.ends = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        assert self.ends == 0, "put after end"
+        self.puts.append(value.clone())
+
+    def end(self) -> None:
+        self.ends += 1
+
+    def ids(self) -> list[int]:
+        return [int(token) for value in self.puts for token in value.flatten()]
+
+
+class RowLengths(StoppingCriteria):
+    """Ends row `i` once it has `limits[i]` columns."""
+
+    def __init__(self, limits: list[int]) -> None:
+        self.limits = torch.tensor(limits)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        assert input_ids.shape[0] == len(self.limits), "criteria see the caller's rows"
+        return self.limits.to(input_ids.device) <= input_ids.shape[1]
+
+
+def refuses(
+    model: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    inputs: dict[str, Any],
+    match: str,
+    error: Any = ValueError,
+    **call: Any,
+) -> None:
+    """The call must raise `error` matching `match` before any forward, and leave plain `generate` as it was."""
+    reference = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    before = plain(model, reference, max_new_tokens=4)
+    parts = [part for part in (model, draft) if part is not None]
+    parts += [part for part in (getattr(model, "encoder", None),) if isinstance(part, torch.nn.Module)]
+    with Forwards(*parts) as spy, pytest.raises(error, match=match):
+        model.generate(**inputs, assistant_model=draft, **call)
+    assert spy.calls == 0
+    assert torch.equal(before, plain(model, reference, max_new_tokens=4))
