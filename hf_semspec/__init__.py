@@ -1,5 +1,6 @@
 """Semantic speculative decoding behind Hugging Face `generate`: one changed line, published schemes, honest statistics."""
 
+from .calibration import calibrate_easd
 from .configuration import EASDConfig, LosslessConfig, SemSpecConfig
 from .drafts import load_draft
 from .integration import register, unregister
@@ -14,6 +15,7 @@ __all__ = [
     "SemSpecConfig",
     "SemSpecOutput",
     "__version__",
+    "calibrate_easd",
     "load_draft",
     "record_stats",
     "register",

@@ -171,6 +171,7 @@ class RaggedCache(Cache):
                 layer.keys = layer.keys.index_select(0, index)
                 layer.values = layer.values.index_select(0, index)
 
+    @torch.inference_mode()
     def copy_rows(self, source: torch.Tensor, start: int, end: int) -> None:
         """Overwrite columns [`start`, `end`) of row `i` with those of row `source[i]`, for every row, in place."""
         for layer in self.layers:

@@ -59,13 +59,17 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="decode a prompt with a scheme, then plainly, and compare")
     generate.add_argument("--model", required=True, help="the target: a Hub id or a folder")
     generate.add_argument(
-        "--draft", required=True, help=f"the draft: a Hub id, a folder, or {', '.join(OWN_DRAFTS)} for a copy of the target"
+        "--draft",
+        required=True,
+        help=f"the draft: a Hub id, a folder, or {', '.join(OWN_DRAFTS)} for a copy of the target",
     )
     generate.add_argument("--scheme", default="lossless", choices=tuple(SCHEME_CONFIGS))
     generate.add_argument("--prompt", required=True, help='the prompt; "-" reads it from standard input')
     generate.add_argument("--raw", action="store_true", help="pass the prompt as it is, without the chat template")
     generate.add_argument("--max-new-tokens", type=_positive, default=128, metavar="N")
-    generate.add_argument("--dtype", default="auto", help="the target's dtype (float32, bfloat16, ...; default: as stored)")
+    generate.add_argument(
+        "--dtype", default="auto", help="the target's dtype (float32, bfloat16, ...; default: as stored)"
+    )
     generate.add_argument("--device", help="where both models live (default: cuda if there is one, else cpu)")
     generate.add_argument("--seed", type=int, default=0)
     generate.add_argument(
@@ -135,7 +139,9 @@ def _verdict(kind: str, plain: Run, lossless: Run, *, cuda: bool) -> str:
     speed = f"{ratio:.2f}x the speed of plain decoding on this machine"
     text = f"lossless: {saved}, {speed}."
     if not cuda and kind == "nf4":
-        return text + " On a CPU a 4-bit draft saves memory and target forwards, not seconds: its kernels are slow there."
+        return (
+            text + " On a CPU a 4-bit draft saves memory and target forwards, not seconds: its kernels are slow there."
+        )
     if ratio < 1:
         return text + f" Here the {kind} draft is too slow beside its target to pay off."
     return text

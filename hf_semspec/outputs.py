@@ -99,6 +99,7 @@ class DecodingStats(_Rates):
         substituted_tokens: committed ids that the draft has no embedding for, fed to it as its pad token.
         draft_seconds, target_seconds, other_seconds, total_seconds: wall time by the host's clock; on an accelerator a model's
             share is the time to queue its work, and the wait for it falls to `other_seconds`.
+        sampling: the resolved `do_sample`, `temperature`, `top_k` and `top_p` of the call.
         mean_target_entropy, mean_draft_entropy: of the processed laws at the drafted positions that were tested, nats (easd).
     """
 
@@ -112,6 +113,7 @@ class DecodingStats(_Rates):
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     total_seconds: float = 0.0
+    sampling: dict[str, Any] = field(default_factory=dict)
     mean_target_entropy: float = math.nan
     mean_draft_entropy: float = math.nan
 
@@ -150,10 +152,14 @@ class SemSpecOutput(GenerateDecoderOnlyOutput):
         stats (`DecodingStats`): counts and times of the call.
         triggers (`torch.Tensor` of shape `(batch, new_tokens)`, bool): easd only: tokens drawn because a trigger rejected the
             drafted one.
+        target_entropies, draft_entropies (`torch.Tensor` of shape `(batch, new_tokens)`, float32): easd only: nats of the
+            processed laws where a drafted token was tested, nan elsewhere.
     """
 
     stats: DecodingStats
     triggers: torch.Tensor
+    target_entropies: torch.Tensor
+    draft_entropies: torch.Tensor
 
 
 _lock = threading.Lock()

@@ -11,6 +11,7 @@ from torch.nn import functional
 from .acceptance import BONUS, RESAMPLED, Acceptance
 from .cache import RowStates, text_config
 from .canvas import Canvas
+from .checks import SAMPLING_SETTINGS
 from .decoder import CachedModel
 from .drafting import ChainGenerator, Draft, DraftLength
 from .drafts import weight_bytes
@@ -114,6 +115,7 @@ class Speculation:
         self.hits: dict[int, int] = {}
         self.resampled: list[tuple[int, int]] = []
         self.stats = DecodingStats(request.scheme.name, [RowStats() for _ in range(batch)])
+        self.stats.sampling = {name: getattr(config, name, None) for name in SAMPLING_SETTINGS}
 
     @property
     def running(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the tests of whole calls share: exact-mode configs, plain references, forward counters, the identities of the stats."""
+"""What the tests of whole calls share: exact-mode configs, plain references, counters, the identities of the stats."""
 
 import contextlib
 import math
@@ -29,7 +29,7 @@ Inputs = dict[str, torch.Tensor]
 
 
 def exact(kind: str, **fields: Any) -> SemSpecConfig:
-    """`lossless`, `easd` with its extra rejection off, or `lossless` with three chains, and `fields` of either namespace."""
+    """`lossless`, `easd` with its extra rejection off, or three chains; `fields` of both namespaces."""
     if kind == "easd":
         return SemSpecConfig(
             "easd",
@@ -63,8 +63,8 @@ def assisted(
 def plain_rows(model: PreTrainedModel, inputs: Inputs, *, pad: int = PAD, **fields: Any) -> torch.Tensor:
     """New tokens of every row when it is decoded alone, unpadded: (B, longest), `pad` after a row's end.
 
-    The reference for padded batches: stock eager attention turns padded float64 rows into NaN, because the mask value of
-    float64 is -inf in its float32 softmax.
+    The reference for padded batches: stock eager attention turns padded float64 rows into NaN, because the mask value
+    of float64 is -inf in its float32 softmax.
     """
     rows = []
     for index in range(inputs["input_ids"].shape[0]):
@@ -80,7 +80,7 @@ def new_tokens(output: Any, inputs: Inputs) -> torch.Tensor:
 
 
 def first_occurrence(tokens: list[int], index: int) -> bool:
-    """Whether the token at `index` was not there before: declared to be the EOS, it would end the text exactly there."""
+    """Whether the token at `index` was not there before: declared the EOS, it would end the text exactly there."""
     return tokens[index] not in tokens[:index]
 
 

@@ -1,4 +1,4 @@
-"""Tiny float64 models, drafts and tokenizers, built in code: every token mismatch they show is a fault, not rounding."""
+"""Tiny float64 models, drafts and tokenizers, built in code: a token mismatch they show is a fault, not rounding."""
 
 import copy
 from collections.abc import Iterator

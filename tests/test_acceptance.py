@@ -75,7 +75,7 @@ def test_forced_invalid_position_stops_without_a_test() -> None:
 @pytest.mark.parametrize("num_chains", [1, 2])
 def test_forced_nothing_drafted_is_a_draw_from_p(num_chains: int, gamma: int) -> None:
     toy = Toy(vocab=3)
-    p = torch.tensor(toy.p(())).double().expand(2, num_chains, gamma + 1, 3)
+    p = torch.tensor(toy.p(()), dtype=torch.float64).expand(2, num_chains, gamma + 1, 3)
     drafts, uniforms = torch.zeros(2, num_chains, gamma).long(), torch.zeros(2, num_chains, gamma).double()
     valid = torch.zeros_like(drafts).bool()
     out = accept_chains(p.log(), p[:, :, :gamma].log(), drafts, uniforms, valid=valid)

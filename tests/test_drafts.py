@@ -237,7 +237,9 @@ class TestWeightBytes:
         config = tiny().config
         config.tie_word_embeddings = True
         model = AutoModelForCausalLM.from_config(config)
-        assert weight_bytes(model) == sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers())
+        assert weight_bytes(model) == sum(p.nbytes for p in model.parameters()) + sum(
+            b.nbytes for b in model.buffers()
+        )
 
     def test_follows_the_dtype(self, target):
         buffers = sum(b.nbytes for b in target.buffers())

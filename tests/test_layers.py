@@ -11,8 +11,10 @@ PACKAGE = Path(__file__).parent.parent / "hf_semspec"
 LAYERS = [
     ["cli"],
     ["demo", "bench"],
+    ["comparison"],
     [""],
     ["integration", "calibration"],
+    ["compatibility", "pipelines"],
     ["schemes"],
     ["speculation"],
     ["drafting", "scoring", "inputs", "results"],

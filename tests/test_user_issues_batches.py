@@ -1,4 +1,6 @@
-"""Users' reports about batches and padding (shared/USER_ISSUES numbers in the test names)."""
+"""Users' reports about batches and padding (their numbers are in the test names)."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -34,8 +36,8 @@ def test_ui01_rows_of_a_batch_equal_their_own_runs(shape: str, kind: str) -> Non
     assert torch.equal(together, plain_rows(target, inputs, max_new_tokens=22))
 
 
-def rows_with_eos(first: int, second: int) -> tuple:
-    """A model and two prompts whose rows end at their tokens `first` and `second` (counted from 1) for the EOS ids given."""
+def rows_with_eos(first: int, second: int) -> tuple[Any, Any, list[int]]:
+    """A model, two prompts and EOS ids: the rows end at their tokens `first` and `second`, counted from 1."""
     for seed in range(200):
         target = tiny("llama", seed, attention="sdpa")
         inputs = prompts((4, 9), seed=seed)

@@ -1,4 +1,4 @@
-"""Users' reports about caches: windows, rollback, chat turns (shared/USER_ISSUES numbers in the test names)."""
+"""Users' reports about caches: windows, rollback, chat turns (their numbers are in the test names)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Users' reports about stored configs and code on the Hub (shared/USER_ISSUES numbers in the test names)."""
+"""Users' reports about stored configs and code on the Hub (their numbers are in the test names)."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Users' reports about the draft: quantized, wrapped, weak, short-sighted (shared/USER_ISSUES numbers in the test names)."""
+"""Users' reports about the draft: quantized, wrapped, weak, short-sighted (their numbers are in the test names)."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Users' reports about streaming, scores, statistics and cost (shared/USER_ISSUES numbers in the test names)."""
+"""Users' reports about streaming, scores, statistics and cost (their numbers are in the test names)."""
 
 import copy
 import gc
@@ -189,7 +189,7 @@ def test_ui51_known_pattern_gives_exact_numbers(kind: str) -> None:
     target = tiny("llama", 1)
     inputs = prompts((5,), seed=2)
     text = plain(target, inputs, max_new_tokens=40)[0, 5:].tolist()
-    # The first token is the target's own; then rounds of 3 + 1, 4 + 1, 2 + 1, and the last one ends at its third token.
+    # The first token is the target's own; then rounds of 3 + 1, 4 + 1, 2 + 1, and one that ends at its third token.
     end = 1 + 4 + 5 + 3 + 3
     wrong = {1 + 3, 1 + 4 + 5 + 2}
     draft = draft_of(target, "same")

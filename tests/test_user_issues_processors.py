@@ -1,4 +1,4 @@
-"""Users' reports about penalties, constraints and broken numbers (shared/USER_ISSUES numbers in the test names)."""
+"""Users' reports about penalties, constraints and broken numbers (their numbers are in the test names)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Users' reports about where a call ends (shared/USER_ISSUES numbers in the test names)."""
+"""Users' reports about where a call ends (their numbers are in the test names)."""
 
 import threading
 import time
@@ -167,7 +167,7 @@ def test_ui15_custom_criteria_are_judged_token_by_token(kind: str, name: str) ->
 @pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("eos", [None, 1])
 def test_ui15_a_flag_a_row(kind: str, eos: int | None) -> None:
-    """With an EOS a row that ended is padded; without one stock keeps it going until the last row ends, and so do we."""
+    """With an EOS a row that ended is padded; without one it goes on until the last row ends, as in stock."""
     target = tiny("llama", 4, attention="sdpa")
     inputs = prompts((4, 9, 6), seed=4)
     call = {"stopping_criteria": StoppingCriteriaList([RowLengths([12, 17, 14])])}

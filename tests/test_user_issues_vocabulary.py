@@ -1,4 +1,4 @@
-"""Users' reports about vocabularies and tokenizers (shared/USER_ISSUES numbers in the test names)."""
+"""Users' reports about vocabularies and tokenizers (their numbers are in the test names)."""
 
 from pathlib import Path
 from typing import Any

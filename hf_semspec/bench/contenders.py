@@ -83,5 +83,3 @@ def sequences(contender: Contender) -> torch.Tensor:
     """The ids `(batch, prompt + new)` of the contender's last run."""
     result = contender.result
     return result if isinstance(result, torch.Tensor) else result.sequences
-
-

@@ -164,7 +164,8 @@ def _spread(share: float, vocab: int, generator: torch.Generator) -> torch.Tenso
     """
     bounds = range(0, vocab + STRETCH, STRETCH)
     positions = [
-        start + torch.randperm(min(STRETCH, vocab - start), generator=generator)[: round(share * end) - round(share * start)]
+        start
+        + torch.randperm(min(STRETCH, vocab - start), generator=generator)[: round(share * end) - round(share * start)]
         for start, end in zip(bounds, bounds[1:], strict=False)
     ]
     chosen = torch.cat(positions)

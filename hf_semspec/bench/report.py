@@ -79,16 +79,16 @@ def _single(section: dict[str, Any], pair: dict[str, Any]) -> str:
         f"One target pass over one token: {costs['seconds'] * 1e3:.1f} ms; {curve}; ρ = {costs['rho']:.3f}.",
         f"Fastest: HF assisted at γ={best['stock']}, lossless at γ={best['ours']}; lossless there is "
         f"{section['over_tuned']:.2f}x the tuned and {section['over_default']:.2f}x the default HF assisted; "
-        f'`"auto"` is {section["auto_over_tuned"]:.2f}x the tuned. Decoding alone reaches {section["of_bound"]:.2f} of '
-        f"the bound {section['bounds'][str(best['ours'])]:.2f}x.",
+        f'`"auto"` is {section["auto_over_tuned"]:.2f}x the tuned. Decoding alone reaches {section["of_bound"]:.2f} '
+        f"of the bound {section['bounds'][str(best['ours'])]:.2f}x.",
     )
     return "\n".join(lines) + "\n\n" + _speeds(section["rows"])
 
 
 def _batch(section: dict[str, Any]) -> str:
     lines = (
-        f"HF assisted takes one row at a time: {section['batch']} calls. The fastest lossless (γ={section['best']}) is "
-        f"{section['over_stock']:.2f}x that."
+        f"HF assisted takes one row at a time: {section['batch']} calls. The fastest lossless (γ={section['best']}) "
+        f"is {section['over_stock']:.2f}x that."
     )
     return lines + "\n\n" + _speeds(section["rows"])
 

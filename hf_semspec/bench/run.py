@@ -26,6 +26,7 @@ class Plan:
         vocab (`int`): its vocabulary.
         agreement (`float`): share of tokens on which the draft is right.
         prompt, new_tokens (`int`): tokens of a prompt, tokens decoded.
+        overhead_tokens (`int`): tokens that the small Llama decodes.
         lengths (`tuple[int, ...]`): the draft lengths γ that both sides are tuned over.
         repeats, overhead_repeats (`int`): timed turns, for the pair and for the small Llama.
         batch (`int`): rows of the batched run.
@@ -40,6 +41,7 @@ class Plan:
     new_tokens: int = 96
     lengths: tuple[int, ...] = ways.TUNED_LENGTHS
     repeats: int = 3
+    overhead_tokens: int = 120
     overhead_repeats: int = 15
     batch: int = 8
     trigger_rate: float = 0.02
@@ -58,7 +60,6 @@ QUICK = Plan(
     batch=2,
 )
 OVERHEAD_LENGTH = 4
-OVERHEAD_TOKENS = 120
 
 
 def run_goals(plan: Plan = FULL, *, command: str = "", report: Progress = silent) -> dict[str, Any]:
@@ -82,26 +83,26 @@ def run_goals(plan: Plan = FULL, *, command: str = "", report: Progress = silent
 
 
 def measure_overhead(plan: Plan = FULL, report: Progress = silent) -> dict[str, Any]:
-    """CPU time a token over plain greedy decoding, a small Llama drafting for itself: what the loops themselves cost."""
+    """CPU time a token over plain greedy decoding, a small Llama drafting for itself: the cost of the loops."""
     model, draft = (random_llama(GOAL_LLAMA, vocab=1000) for _ in range(2))
     ids = torch.randint(1000, (1, plan.prompt), generator=torch.Generator().manual_seed(0))
     config = LosslessConfig(num_draft_tokens=OVERHEAD_LENGTH)
     contenders = [
-        ways.plain(model, ids, OVERHEAD_TOKENS),
-        ways.stock_assisted(model, draft, ids, OVERHEAD_TOKENS, OVERHEAD_LENGTH),
-        ways.scheme("lossless", model, draft, ids, OVERHEAD_TOKENS, config),
+        ways.plain(model, ids, plan.overhead_tokens),
+        ways.stock_assisted(model, draft, ids, plan.overhead_tokens, OVERHEAD_LENGTH),
+        ways.scheme("lossless", model, draft, ids, plan.overhead_tokens, config),
     ]
     with threads(1):
         interleave(contenders, plan.overhead_repeats, warmup=2, report=report)
     base = contenders[0].cpu_seconds
-    rows = _rows(contenders, OVERHEAD_TOKENS)
+    rows = _rows(contenders, plan.overhead_tokens)
     for row, contender in zip(rows, contenders, strict=True):
         row["cpu_over_plain"] = median_ratio(contender.cpu_seconds, base)
     return {"num_draft_tokens": OVERHEAD_LENGTH, "rows": rows}
 
 
 def measure_single(pair: ControlledPair, plan: Plan = FULL, report: Progress = silent) -> dict[str, Any]:
-    """Batch 1: plain, stock assisted tuned and at its defaults, `lossless` at the same lengths and `"auto"`, with the bound."""
+    """Batch 1: plain, stock assisted tuned and at its defaults, `lossless` at the same lengths and `"auto"`."""
     model, draft, ids, tokens = pair.model, pair.draft, pair.prompts(1, plan.prompt), plan.new_tokens
     plain = ways.plain(model, ids, tokens)
     stock = {n: ways.stock_assisted(model, draft, ids, tokens, n) for n in plan.lengths}
@@ -160,10 +161,8 @@ def measure_batch(
     }
 
 
-def measure_easd(
-    pair: ControlledPair, plan: Plan, num_draft_tokens: int, report: Progress = silent
-) -> dict[str, Any]:
-    """`easd` against `lossless` at one γ: thresholds at infinity, the entropy rule, and random triggers, over four prompts."""
+def measure_easd(pair: ControlledPair, plan: Plan, num_draft_tokens: int, report: Progress = silent) -> dict[str, Any]:
+    """`easd` against `lossless` at one γ, over four prompts: thresholds at infinity, entropy rule, random triggers."""
     model, draft, tokens = pair.model, pair.draft, plan.new_tokens
     prompts = pair.prompts(4, plan.prompt, seed=1)
     threshold = _entropy_quantile(pair, plan, 1 - plan.trigger_rate)

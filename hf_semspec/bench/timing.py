@@ -49,10 +49,10 @@ def interleave(contenders: Sequence[Contender], repeats: int, *, warmup: int = 1
         warmup (`int`): turns before them whose times are dropped.
         report (`Callable[[str], None]`): told the contender and the turn before each run.
     """
+    gc.collect()
     for turn in range(-warmup, repeats):
         for contender in contenders:
             report(f"{contender.name}, turn {max(turn + 1, 0)} of {repeats}")
-            gc.collect()
             synchronize()
             cpu, wall = time.process_time(), time.perf_counter()
             contender.result = contender.run()
@@ -87,7 +87,12 @@ def threads(count: int) -> Iterator[None]:
 
 @torch.no_grad()
 def forward_seconds(
-    passes: dict[str, tuple[PreTrainedModel, int]], *, batch: int, context: int, repeats: int, report: Progress = silent
+    passes: dict[str, tuple[PreTrainedModel, int]],
+    *,
+    batch: int,
+    context: int,
+    repeats: int,
+    report: Progress = silent,
 ) -> dict[str, float]:
     """Median seconds of a forward over n new tokens behind a cached context, the passes taken in turns.
 

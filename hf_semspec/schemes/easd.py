@@ -14,11 +14,11 @@ from ..uncertainty import entropy, top_overlap
 
 
 def decode(request: Request) -> tuple[Any, DecodingStats]:
-    """Run one call of `generate`; the output carries `triggers`, the stats mean entropies."""
+    """Run one call of `generate`; the output carries `triggers` and the entropies, the stats their means."""
     config: EASDConfig = request.scheme
     _warn_if_calibrated_elsewhere(config, request.generation_config)
     state = Speculation(request, with_laws=True)
-    entropies = torch.zeros(3, device=state.device)  # sums of H(p), H(q) and count over tested positions
+    trace = EntropyTrace(state)
     state.prefill()
     while state.running:
         block = state.draft_and_score()
@@ -27,21 +27,26 @@ def decode(request: Request) -> tuple[Any, DecodingStats]:
             continue
         h_p, h_q, triggers = uncertain_agreements(block, config, state)
         decision = accept(block, triggers, config.penalty)
-        entropies += _over_tested(h_p, h_q, decision, block.draft.valid)
+        trace.record(h_p, h_q, decision, block.draft.valid)
         state.commit(block, decision)
-    target_sum, draft_sum, count = entropies.tolist()
-    if count:
-        state.stats.mean_target_entropy, state.stats.mean_draft_entropy = target_sum / count, draft_sum / count
     output, stats = state.output()
+    h_p, h_q = trace.by_column()
+    if not h_p.isnan().all():
+        stats.mean_target_entropy, stats.mean_draft_entropy = float(h_p.nanmean()), float(h_q.nanmean())
     if request.generation_config.return_dict_in_generate:
-        output.triggers = _trigger_map(state, output.sequences)
+        output.target_entropies, output.draft_entropies = h_p, h_q
+        output.triggers = torch.zeros(h_p.shape, dtype=torch.bool)
+        for row, column in state.resampled:
+            output.triggers[row, column] = True
+        for name in ("target_entropies", "draft_entropies", "triggers"):
+            setattr(output, name, getattr(output, name).to(output.sequences.device))
     return output, stats
 
 
 def uncertain_agreements(
     block: Block, config: EASDConfig, state: Speculation
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """H(p) and H(q) in nats, and unc and agr of every drafted position, each (rows, chains, γ).
+    """H(p) and H(q) in nats, and `unc and agr` of every drafted position, each (rows, chains, γ).
 
     With `trigger="random"` the third is a coin of rate `trigger_rate` instead, the control; `None` where nothing can trigger.
     """
@@ -72,25 +77,38 @@ def accept(block: Block, triggers: torch.Tensor | None, penalty: float) -> Accep
     )
 
 
-def _over_tested(
-    h_p: torch.Tensor, h_q: torch.Tensor, decision: Acceptance, valid: torch.Tensor | None
-) -> torch.Tensor:
-    rows = torch.arange(h_p.shape[0], device=h_p.device)
-    tested = torch.arange(h_p.shape[2], device=h_p.device) <= decision.num_accepted.unsqueeze(1)  # (rows, γ)
-    if valid is not None:
-        tested = tested & valid[rows, decision.chain].cumprod(dim=-1).bool()
-    sums = [torch.where(tested, h[rows, decision.chain], 0.0).sum() for h in (h_p, h_q)]
-    return torch.stack([*sums, tested.sum()])
+class EntropyTrace:
+    """Entropies of the positions whose drafted token was tested, kept on the device until the call ends."""
 
+    def __init__(self, state: Speculation) -> None:
+        self.state = state
+        self.rounds: list[torch.Tensor] = []
+        self.places: list[list[tuple[int, int]]] = []
 
-def _trigger_map(state: Speculation, sequences: torch.Tensor) -> torch.Tensor:
-    triggers = torch.zeros(
-        (sequences.shape[0], sequences.shape[1] - state.canvas.prompt_width), dtype=torch.bool, device=sequences.device
-    )
-    for row, column in state.resampled:
-        if column < triggers.shape[1]:
-            triggers[row, column] = True
-    return triggers
+    def record(self, h_p: torch.Tensor, h_q: torch.Tensor, decision: Acceptance, valid: torch.Tensor | None) -> None:
+        """Take a round's entropies (rows, chains, γ), of the chain that was committed; call before the commit."""
+        rows, chain = torch.arange(h_p.shape[0], device=h_p.device), decision.chain
+        tested = torch.arange(h_p.shape[2], device=h_p.device) <= decision.num_accepted.unsqueeze(1)  # (rows, γ)
+        if valid is not None:
+            tested = tested & valid[rows, chain].cumprod(dim=-1).bool()
+        pair = torch.stack((h_p[rows, chain], h_q[rows, chain]), dim=1)  # (rows, 2, γ)
+        self.rounds.append(torch.where(tested.unsqueeze(1), pair, torch.nan))
+        self.places.append([(row, self.state.canvas.generated[row]) for row in self.state.live])
+
+    def by_column(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """H(p) and H(q) in nats, each (batch, new tokens) on the CPU; nan where the token was not drafted and tested."""
+        generated = self.state.canvas.generated
+        columns = torch.full((len(generated), 2, max(generated)), torch.nan)
+        if self.rounds:
+            sizes = [entropies.shape[2] for entropies in self.rounds]
+            flat = torch.cat([entropies.permute(1, 0, 2).flatten(1) for entropies in self.rounds], dim=1).cpu()
+            at = 0
+            for size, places in zip(sizes, self.places, strict=True):
+                for row, start in places:
+                    count = min(size, generated[row] - start)
+                    columns[row, :, start : start + count] = flat[:, at : at + count]
+                    at += size
+        return columns[:, 0], columns[:, 1]
 
 
 def _warn_if_calibrated_elsewhere(config: EASDConfig, generation_config: Any) -> None:

