@@ -1,4 +1,5 @@
-"""Semantic speculative decoding behind Hugging Face `generate`: one changed line, published schemes, honest statistics."""
+"""Semantic speculative decoding behind Hugging Face `generate`: one changed line, published schemes, honest
+statistics."""
 
 from .calibration import calibrate_easd
 from .configuration import EASDConfig, LosslessConfig, SemSpecConfig

@@ -297,7 +297,8 @@ def _stop(passed: Tensor, valid: Tensor | None, triggers: Tensor | None) -> tupl
 
 
 def _next_law(p: Tensor, q: Tensor, outcome: Tensor, stopped_at: Tensor | None, penalty: float) -> Tensor:
-    """Law `(B, V)` of the next token, from p where each row stopped and q there, scaled to what the residual takes away.
+    """Law `(B, V)` of the next token, from p where each row stopped and q there, scaled to what the residual takes
+    away.
 
     `stopped_at` `(B, 1)` is the token there, with triggers.
     """

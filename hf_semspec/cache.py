@@ -1,8 +1,8 @@
 """Key/value caches whose rows have unequal lengths; the only module that names transformers' cache classes.
 
-Every row is stored left-aligned: the token at position `c` of a row owns column `c`, whatever padding the caller used. A
-forward writes its block at explicit columns, in place, into buffers that grow by doubling, so rolling back is only a matter
-of which columns the next attention mask shows.
+Every row is stored left-aligned: the token at position `c` of a row owns column `c`, whatever padding the caller
+used. A forward writes its block at explicit columns, in place, into buffers that grow by doubling, so rolling back is
+only a matter of which columns the next attention mask shows.
 """
 
 import inspect
@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+from transformers.cache_utils import Cache as Cache
+from transformers.cache_utils import CacheLayerMixin, DynamicCache
 
 ROLLBACK_LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -53,7 +54,8 @@ def attention_windows(model: Any) -> dict[str, int | None]:
     unknown = sorted(set(layer_types) - set(ROLLBACK_LAYER_TYPES))
     if unknown:
         raise ValueError(
-            f"{type(model).__name__} has layers of type {', '.join(unknown)}, whose cache cannot be rolled back after a "
+            f"{type(model).__name__} has layers of type {', '.join(unknown)}, whose cache cannot be rolled back after "
+            "a "
             "rejected draft: decode plainly with generate(..., semspec=None) and without assistant_model"
         )
     return {name: window if name == "sliding_attention" else None for name in dict.fromkeys(layer_types)}
@@ -71,15 +73,18 @@ class RaggedLayer(CacheLayerMixin):
         self.owner = owner
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
+        """Allocate buffers of the cache's capacity."""
         assert value_states is not None
         self.keys, self.values = (
-            states.new_zeros((*states.shape[:2], self.owner.capacity, states.shape[3])) for states in (key_states, value_states)
+            states.new_zeros((*states.shape[:2], self.owner.capacity, states.shape[3]))
+            for states in (key_states, value_states)
         )
         self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the planned block and return the states that its queries may see."""
         owner, end = self.owner, self.owner.end
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -101,23 +106,27 @@ class RaggedLayer(CacheLayerMixin):
         return grown
 
     def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
+        """Columns the planned block sees, and their offset."""
         return self.owner.end, 0
 
     def get_seq_length(self) -> int:
+        """Columns before the planned block."""
         return self.owner.start
 
     def get_max_length(self) -> int:
+        """No limit."""
         return -1
 
     def get_max_cache_shape(self) -> int:
+        """No limit (the name before transformers 5)."""
         return -1
 
 
 class RaggedCache(Cache):
     """A cache of `batch` rows of unequal length.
 
-    Before a forward, `plan` says where its block goes; afterwards nothing has to be cropped: columns past a row's own length
-    hold leftovers that no mask shows.
+    Before a forward, `plan` says where its block goes; afterwards nothing has to be cropped: columns past a row's own
+    length hold leftovers that no mask shows.
     """
 
     def __init__(self, batch: int, capacity: int = 64) -> None:
@@ -130,7 +139,8 @@ class RaggedCache(Cache):
         self._slots: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def plan(self, start: int, end: int, columns: torch.Tensor | None = None) -> None:
-        """Direct the next forward's block to columns [`start`, `end`) of every row, or to `columns` (batch, width) < `end`."""
+        """Direct the next forward's block to columns [`start`, `end`) of every row, or to `columns` (batch, width) <
+        `end`."""
         self.start, self.end, self.columns = start, end, columns
         self._slots.clear()
         while self.capacity < end:
@@ -147,14 +157,18 @@ class RaggedCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the planned block and return the states that its queries may see."""
         while len(self.layers) <= layer_idx:
             self.layers.append(RaggedLayer(self))
-        return self.layers[layer_idx].update(key_states, value_states)
+        states: tuple[torch.Tensor, torch.Tensor] = self.layers[layer_idx].update(key_states, value_states)
+        return states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns before the planned block."""
         return self.start
 
     def get_mask_sizes(self, query_length: int | torch.Tensor, layer_idx: int = 0) -> tuple[int, int]:
+        """Columns the planned block sees, and their offset."""
         return self.end, 0
 
     @property
@@ -181,7 +195,8 @@ class RaggedCache(Cache):
                     states[:, :, start:end] = states[index, :, start:end]
 
     def adopt(self, other: Cache, visible: torch.Tensor) -> None:
-        """Copy in what the caller's cache `other` holds; `visible` (batch, columns) bool says which of its columns are tokens.
+        """Copy in what the caller's cache `other` holds; `visible` (batch, columns) bool says which of its columns
+        are tokens.
 
         Sliding layers of `other` keep only their last columns; the older ones stay empty here, outside every window.
         """
@@ -205,9 +220,12 @@ class RaggedCache(Cache):
                 target[:, :, :width] = torch.where(real, gathered, 0)
 
     def rows(self, index: int, length: int) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
-        """A copy of the first `length` columns of row `index`: one (keys, values), each (heads, length, head_dim), a layer."""
+        """A copy of the first `length` columns of row `index`: one (keys, values), each (heads, length, head_dim), a
+        layer."""
         return [
-            (layer.keys[index, :, :length].clone(), layer.values[index, :, :length].clone()) if layer.is_initialized else None
+            (layer.keys[index, :, :length].clone(), layer.values[index, :, :length].clone())
+            if layer.is_initialized
+            else None
             for layer in self.layers
         ]
 
@@ -222,20 +240,21 @@ def export(rows: list[RowStates], places: list[torch.Tensor], first: int, width:
         rows: for each row of the batch its left-aligned states, as `RaggedCache.rows` gives them.
         places: for each row the column, in the caller's padded layout, of each of its states, (length,) int64.
     """
-    for index in range(len(rows[0])):
-        states = [row[index] for row in rows]
-        if any(state is None for state in states):
-            continue
-        merged = []
-        for part in (0, 1):
-            sample = states[0][part]  # type: ignore[index]
-            block = sample.new_zeros((len(rows), sample.shape[0], width - first, sample.shape[2]))
-            for row, (state, place) in enumerate(zip(states, places, strict=True)):
-                new = (place >= first) & (place < width)
-                block[row][:, (place[new] - first).to(block.device)] = state[part][:, : len(place)][:, new.to(block.device)]  # type: ignore[index]
-            merged.append(block)
-        into.update(merged[0], merged[1], index)
+    for index, states in enumerate(zip(*rows, strict=True)):
+        held = [state for state in states if state is not None]
+        if held:
+            keys, values = (_padded([state[part] for state in held], places, first, width) for part in (0, 1))
+            into.update(keys, values, index)
     return into
+
+
+def _padded(states: list[torch.Tensor], places: list[torch.Tensor], first: int, width: int) -> torch.Tensor:
+    """Rows of (heads, length, head_dim) at their places: (batch, heads, width - first, head_dim), zeros elsewhere."""
+    block = states[0].new_zeros((len(states), states[0].shape[0], width - first, states[0].shape[2]))
+    for row, (state, place) in enumerate(zip(states, places, strict=True)):
+        new = (place >= first) & (place < width)
+        block[row][:, (place[new] - first).to(block.device)] = state[:, : len(place)][:, new.to(block.device)]
+    return block
 
 
 def new_dynamic_cache(model: Any) -> DynamicCache:
@@ -244,17 +263,21 @@ def new_dynamic_cache(model: Any) -> DynamicCache:
 
 
 def caller_cache(model_kwargs: dict[str, Any]) -> Cache | None:
-    """The cache in `generate`'s keyword arguments that the caller passed, or `None` if it holds nothing of the caller's.
+    """The cache in `generate`'s keyword arguments that the caller passed, or `None` if it holds nothing of the
+    caller's.
 
     Raises:
         ValueError: it is of a kind that cannot be taken over.
     """
-    cache = next((model_kwargs[name] for name in ("cache", "past_key_values") if model_kwargs.get(name) is not None), None)
+    cache = next(
+        (model_kwargs[name] for name in ("cache", "past_key_values") if model_kwargs.get(name) is not None), None
+    )
     if cache is None:
         return None
     if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
         raise ValueError(
-            f"a cache of type {type(cache).__name__} is not supported by semspec: pass a DynamicCache (as generate returns) or none"
+            f"a cache of type {type(cache).__name__} is not supported by semspec: pass a DynamicCache (as generate "
+            "returns) or none"
         )
     if cache.get_seq_length() == 0 and not getattr(cache, "_is_user_defined", False):
         return None

@@ -19,8 +19,8 @@ class EASDCalibration:
 
     Args:
         config (`EASDConfig`): the given config with calibrated thresholds, ready for `SemSpecConfig`.
-        report (`dict`): JSON-safe: percentile, thresholds, number of positions, quantiles of both entropies (nats), sampling
-            settings.
+        report (`dict`): JSON-safe: percentile, thresholds, number of positions, quantiles of both entropies (nats),
+            sampling settings.
         target_entropies, draft_entropies (`torch.Tensor` of shape `(positions,)`): nats.
     """
 
@@ -37,7 +37,9 @@ class EASDCalibration:
         axes = figure.add_subplot()
         for name, values, colour in (("target", self.target_entropies, "C0"), ("draft", self.draft_entropies, "C1")):
             threshold = self.report[f"{name}_entropy_threshold"]
-            axes.hist(values.numpy(), bins=60, histtype="step", color=colour, label=f"{name}, threshold {threshold:.2f} nats")
+            axes.hist(
+                values.numpy(), bins=60, histtype="step", color=colour, label=f"{name}, threshold {threshold:.2f} nats"
+            )
             axes.axvline(threshold, color=colour, linestyle="--")
         axes.set(xlabel="entropy of the processed law (nats)", ylabel="positions", yscale="log")
         axes.set_title(f"{self.report['positions']} tested positions, percentile {self.report['percentile']:g}")
@@ -57,11 +59,11 @@ def calibrate_easd(
     max_new_tokens: int = 256,
     progress: bool = True,
 ) -> EASDCalibration:
-    """Set easd's entropy thresholds to a percentile of the entropies met on the target's own text (arXiv 2512.23765; the
-    percentile is not published, 90 is ours).
+    """Set easd's entropy thresholds to a percentile of the entropies met on the target's own text (arXiv 2512.23765;
+    the percentile is not published, 90 is ours).
 
-    Each prompt is decoded exactly (easd with infinite thresholds), so the text follows the target; the entropies are those
-    of the positions where a drafted token is tested, the only ones where easd can act.
+    Each prompt is decoded exactly (easd with infinite thresholds), so the text follows the target; the entropies are
+    those of the positions where a drafted token is tested, the only ones where easd can act.
 
     Args:
         model, draft: the pair to calibrate for.
@@ -86,7 +88,11 @@ def calibrate_easd(
         raise ValueError("prompts is empty: pass at least one prompt of the task that easd is to be used on")
     base = config if config is not None else EASDConfig()
     exact = dataclasses.replace(
-        base, target_entropy_threshold=math.inf, draft_entropy_threshold=math.inf, trigger="entropy", calibrated_for=None
+        base,
+        target_entropy_threshold=math.inf,
+        draft_entropy_threshold=math.inf,
+        trigger="entropy",
+        calibrated_for=None,
     )
     settings = (generation_config or GenerationConfig(do_sample=False)).to_dict()
     given = {name: settings[name] for name in SAMPLING_SETTINGS if settings.get(name) is not None}
@@ -101,7 +107,10 @@ def calibrate_easd(
     h_p, h_q = torch.cat(target_values).double(), torch.cat(draft_values).double()
     if not len(h_p):
         raise ValueError(f"max_new_tokens={max_new_tokens}: too few tokens for a draft; pass at least 3")
-    thresholds = {f"{name}_entropy_threshold": float(h.quantile(percentile / 100)) for name, h in (("target", h_p), ("draft", h_q))}
+    thresholds: dict[str, Any] = {
+        f"{name}_entropy_threshold": float(h.quantile(percentile / 100))
+        for name, h in (("target", h_p), ("draft", h_q))
+    }
     calibrated = dataclasses.replace(base, **thresholds, calibrated_for=sampling)
     marks = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
     report = {

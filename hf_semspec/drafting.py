@@ -23,7 +23,8 @@ class Draft:
         ids: (rows, chains, γ) int64.
         valid: (rows, chains, γ) bool: positions that were really drafted; `None` if all were.
         counts: for each row, how many of the γ positions lie within the draft's context.
-        log_q: (rows, chains, γ, vocabulary) log-probabilities the ids were drawn from; `None` if they were not asked for.
+        log_q: (rows, chains, γ, vocabulary) log-probabilities the ids were drawn from; `None` if they were not asked
+            for.
         broken: () bool, whether any tested logits were nan.
     """
 
@@ -37,8 +38,9 @@ class Draft:
 class DraftLength:
     """γ for each round: a fixed number, or (`"auto"`) the one that promises most tokens for its cost.
 
-    `auto` maximises E[tokens]/(1 + γρ) over `CHOICES`, with the acceptance seen so far in this call and ρ = `cost_ratio()`, the
-    draft's weight bytes over the target's; it reads no clock, so the same seed gives the same tokens. Ours, as is the prior.
+    `auto` maximises E[tokens]/(1 + γρ) over `CHOICES`, with the acceptance seen so far in this call and ρ =
+    `cost_ratio()`, the draft's weight bytes over the target's; it reads no clock, so the same seed gives the same
+    tokens. Ours, as is the prior.
     """
 
     CHOICES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -74,8 +76,8 @@ class ChainGenerator(CandidateGenerator):
 
     Args:
         draft: a causal LM.
-        vocabulary (`int`): the target's vocabulary size, on which the draft's law lives: ids the draft lacks have no mass,
-            ids the target lacks are dropped.
+        vocabulary (`int`): the target's vocabulary size, on which the draft's law lives: ids the draft lacks have no
+            mass, ids the target lacks are dropped.
         processors: the draft's own copies of the logits processors.
         randomness: draws for sampling; `None` drafts greedily.
         length: γ for each round.
@@ -120,13 +122,15 @@ class ChainGenerator(CandidateGenerator):
         space = self.context - min(canvas.lengths(live)) + 1
         if space <= 0:
             warn_once(
-                f"the text has outgrown the draft's context of {self.context} tokens: rows past it are decoded without "
+                f"the text has outgrown the draft's context of {self.context} tokens: rows past it are decoded "
+                "without "
                 "drafts from there on"
             )
         return max(0, min(self.length.pick(), room - 1, space))
 
     def propose(self, canvas: Canvas, live: Sequence[int], num_tokens: int) -> Draft:
-        """Draft `num_tokens` ids for each chain of the rows `live` and leave them on `canvas` behind the rows' tokens."""
+        """Draft `num_tokens` ids for each chain of the rows `live` and leave them on `canvas` behind the rows'
+        tokens."""
         lengths = canvas.lengths(live)
         back = max(length - filled for length, filled in zip(lengths, self.filled, strict=True))
         ids = canvas.read(live, back, 0)

@@ -8,7 +8,17 @@ import torch
 from .cache import Cache, caller_cache
 from .notices import warn_once
 
-_KNOWN = ("attention_mask", "position_ids", "cache", "past_key_values", "cache_position", "use_cache", "logits_to_keep")
+_KNOWN = (
+    "attention_mask",
+    "position_ids",
+    "cache",
+    "past_key_values",
+    "cache_position",
+    "use_cache",
+    "logits_to_keep",
+)
+
+_ENCODED = "pixel_values (or other inputs that an image or audio encoder turned into mm_encoder_outputs)"
 
 
 @dataclass(frozen=True)
@@ -45,8 +55,11 @@ def read_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], config: A
     """
     foreign = sorted(name for name, value in model_kwargs.items() if name not in _KNOWN and value is not None)
     if foreign:
+        # transformers encodes images and sounds before any decoding method sees them.
+        foreign = [_ENCODED if name == "mm_encoder_outputs" else name for name in foreign]
         raise ValueError(
-            f"semspec does not support the model input {', '.join(foreign)} yet: pass text as input_ids and attention_mask, or "
+            f"semspec does not support the model input {', '.join(foreign)} yet: pass text as input_ids and "
+            "attention_mask, or "
             "decode plainly with generate(..., semspec=None) and without assistant_model"
         )
     ids = input_ids.to(device)
@@ -61,15 +74,19 @@ def read_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], config: A
     held = 0 if cache is None else cache.get_seq_length()
     only_suffix = columns > width
     if held and config.num_return_sequences > 1:
-        raise ValueError("a filled cache cannot be used with num_return_sequences > 1: repeat the prompt and its cache instead")
+        raise ValueError(
+            "a filled cache cannot be used with num_return_sequences > 1: repeat the prompt and its cache instead"
+        )
     if held >= columns or (only_suffix and (held != columns - width or not bool(visible[:, held:].all()))):
         raise ValueError(
-            f"the cache holds {held} tokens, input_ids has {width} and attention_mask {columns}: pass the whole text with at "
+            f"the cache holds {held} tokens, input_ids has {width} and attention_mask {columns}: pass the whole text "
+            "with at "
             "least one token more than the cache, or only the new, unpadded tokens with an attention_mask over all"
         )
     if only_suffix:
         warn_once(
-            "input_ids holds only what the cache lacks: the draft and the logits processors do not see the cached tokens, so "
+            "input_ids holds only what the cache lacks: the draft and the logits processors do not see the cached "
+            "tokens, so "
             "fewer drafts may be accepted; pass the whole text to show it to them"
         )
     own = None if mask is None else visible[:, columns - width :]
@@ -83,4 +100,6 @@ def _check_positions(position_ids: torch.Tensor | None, visible: torch.Tensor, w
     expected = (visible.long().cumsum(dim=-1) - 1)[:, visible.shape[1] - position_ids.shape[-1] :]
     given = position_ids.to(visible.device)
     if given.dim() != 2 or not bool(((given == expected) | ~visible[:, -given.shape[-1] :]).all()):
-        raise ValueError("semspec does not support position_ids of the caller's own: leave them out, the mask decides them")
+        raise ValueError(
+            "semspec does not support position_ids of the caller's own: leave them out, the mask decides them"
+        )

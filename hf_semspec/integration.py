@@ -1,4 +1,5 @@
-"""The seam in transformers: one generation mode, one method, three narrow wrappers that hand on every call that is not ours."""
+"""The seam in transformers: one generation mode, one method, three narrow wrappers that hand on every call that is
+not ours."""
 
 import functools
 import threading
@@ -23,9 +24,11 @@ _originals: dict[tuple[Any, str], Any] = {}
 
 
 def register() -> None:
-    """Teach `generate` and pipelines the schemes. Runs at import; calling it again changes nothing; `unregister` undoes it.
+    """Teach `generate` and pipelines the schemes. Runs at import; calling it again changes nothing; `unregister`
+    undoes it.
 
-    Calls without a `semspec` entry in their generation config, and pipelines that stock can build, run stock code only.
+    Calls without a `semspec` entry in their generation config, and pipelines that stock can build, run stock code
+    only.
     """
     with _lock:
         if _originals:
@@ -89,7 +92,8 @@ def _semspec_decoding(
     synced_gpus: bool = False,
     **model_kwargs: Any,
 ) -> Any:
-    """Decode with the scheme that `generation_config.semspec` names; `generate` calls this as it calls its own loops."""
+    """Decode with the scheme that `generation_config.semspec` names; `generate` calls this as it calls its own
+    loops."""
     records = open_records()
     scheme = scheme_from_dict(generation_config.semspec)
     request = Request(

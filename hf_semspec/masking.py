@@ -1,4 +1,5 @@
-"""Attention masks for blocks written into a `RaggedCache`: additive, 4-D, in the model's dtype, or None where all is visible."""
+"""Attention masks for blocks written into a `RaggedCache`: additive, 4-D, in the model's dtype, or None where all is
+visible."""
 
 from collections.abc import Mapping
 
@@ -10,14 +11,16 @@ def block_masks(
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """Mask of a block of queries against the first `end` columns of the cache.
 
-    A query in column `c` sees columns `j` with `c - window < j <= c`. It always sees itself, so no row is ever fully masked.
+    A query in column `c` sees columns `j` with `c - window < j <= c`. It always sees itself, so no row is ever fully
+    masked.
 
     Args:
         columns: (batch or 1, width) int64, the column of every query.
         windows: sliding window in tokens (`None`: full attention) for every layer type of the model.
 
     Returns:
-        (batch or 1, 1, width, end) additive, 0 or the dtype's finite minimum; a dict by layer type if there are several.
+        (batch or 1, 1, width, end) additive, 0 or the dtype's finite minimum; a dict by layer type if there are
+        several.
     """
     keys = torch.arange(end, device=columns.device)
     queries = columns.unsqueeze(-1)

@@ -1,4 +1,5 @@
-"""What a call returns beside `generate`'s own fields: statistics that add up, and a way to collect them from any call."""
+"""What a call returns beside `generate`'s own fields: statistics that add up, and a way to collect them from any
+call."""
 
 import contextlib
 import dataclasses
@@ -42,11 +43,12 @@ class _Rates:
 
 @dataclass
 class RowStats(_Rates):
-    """Counts of one returned row, in tokens. With several chains a drafted position counts once, however many chains cover it.
+    """Counts of one returned row, in tokens. With several chains a drafted position counts once, however many chains
+    cover it.
 
-    They satisfy: drafted = tested + untested; tested = accepted + rejected + triggered; residual = rejected; resampled =
-    triggered; emitted = accepted + residual + resampled + bonus + plain - cut = new tokens with EOS, without padding; rounds =
-    sum(histogram).
+    They satisfy: drafted = tested + untested; tested = accepted + rejected + triggered; residual = rejected;
+    resampled = triggered; emitted = accepted + residual + resampled + bonus + plain - cut = new tokens with EOS,
+    without padding; rounds = sum(histogram).
 
     Args:
         rounds: draft-and-verify rounds the row took part in.
@@ -71,7 +73,8 @@ class RowStats(_Rates):
     histogram: list[int] = field(default_factory=list)
 
     def count_round(self, drafted: int, accepted: int, outcome: str) -> None:
-        """Add a round in which `accepted` of `drafted` tokens passed and the next came as `outcome` (bonus, residual, resampled)."""
+        """Add a round in which `accepted` of `drafted` tokens passed and the next came as `outcome` (bonus, residual,
+        resampled)."""
         stopped = outcome != "bonus"
         self.rounds += 1
         self.drafted += drafted
@@ -97,10 +100,11 @@ class DecodingStats(_Rates):
         target_forwards, draft_forwards: calls of either model, prefill included.
         target_tokens, draft_tokens: query tokens fed in those calls, summed over rows.
         substituted_tokens: committed ids that the draft has no embedding for, fed to it as its pad token.
-        draft_seconds, target_seconds, other_seconds, total_seconds: wall time by the host's clock; on an accelerator a model's
-            share is the time to queue its work, and the wait for it falls to `other_seconds`.
+        draft_seconds, target_seconds, other_seconds, total_seconds: wall time by the host's clock; on an accelerator
+            a model's share is the time to queue its work, and the wait for it falls to `other_seconds`.
         sampling: the resolved `do_sample`, `temperature`, `top_k` and `top_p` of the call.
-        mean_target_entropy, mean_draft_entropy: of the processed laws at the drafted positions that were tested, nats (easd).
+        mean_target_entropy, mean_draft_entropy: of the processed laws at the drafted positions that were tested, nats
+            (easd).
     """
 
     scheme: str
@@ -139,21 +143,23 @@ class DecodingStats(_Rates):
         totals = {name: getattr(self, name) for name in RowStats.__dataclass_fields__ if name != "histogram"}
         values = dataclasses.asdict(self) | totals | {name: getattr(self, name) for name in names}
         return {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
         }
 
 
 class SemSpecOutput(GenerateDecoderOnlyOutput):
     """`generate`'s output with what the scheme did beside it.
 
-    The additions are attributes, not items: code that iterates over the output, as pipelines do, sees what it always saw.
+    The additions are attributes, not items: code that iterates over the output, as pipelines do, sees what it always
+    saw.
 
     Args:
         stats (`DecodingStats`): counts and times of the call.
-        triggers (`torch.Tensor` of shape `(batch, new_tokens)`, bool): easd only: tokens drawn because a trigger rejected the
-            drafted one.
-        target_entropies, draft_entropies (`torch.Tensor` of shape `(batch, new_tokens)`, float32): easd only: nats of the
-            processed laws where a drafted token was tested, nan elsewhere.
+        triggers (`torch.Tensor` of shape `(batch, new_tokens)`, bool): easd only: tokens drawn because a trigger
+            rejected the drafted one.
+        target_entropies, draft_entropies (`torch.Tensor` of shape `(batch, new_tokens)`, float32): easd only: nats of
+            the processed laws where a drafted token was tested, nan elsewhere.
     """
 
     stats: DecodingStats

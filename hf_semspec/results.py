@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache
 
-from .cache import CACHE_FIELD, RowStates, export, new_dynamic_cache
+from .cache import CACHE_FIELD, Cache, RowStates, export, new_dynamic_cache
 from .outputs import DecodingStats, SemSpecOutput
 
 
@@ -24,7 +23,8 @@ class Columns:
         self.columns: list[torch.Tensor] = []
 
     def put(self, values: torch.Tensor, live: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
-        """Take the first `counts[i]` positions of `values[i]` (rows, positions, vocabulary) as row `live[i]`'s from column `starts[i]`."""
+        """Take the first `counts[i]` positions of `values[i]` (rows, positions, vocabulary) as row `live[i]`'s from
+        column `starts[i]`."""
         if not self.wanted:
             return
         for i, row in enumerate(live):
@@ -50,7 +50,8 @@ def build_cache(
     generated: Sequence[int],
     caller: Cache | None,
 ) -> Cache:
-    """The cache of plain `generate`: one column less than the text, in the caller's layout; the caller's own is extended in place.
+    """The cache of plain `generate`: one column less than the text, in the caller's layout; the caller's own is
+    extended in place.
 
     Args:
         states: for each row, its left-aligned key/value states.
@@ -62,7 +63,9 @@ def build_cache(
     first = caller.get_seq_length() if caller is not None else 0
     places = []
     for row, count in enumerate(generated):
-        place = torch.cat([visible[row].nonzero().squeeze(1), torch.arange(prompt, prompt + count, device=visible.device)])
+        place = torch.cat(
+            [visible[row].nonzero().squeeze(1), torch.arange(prompt, prompt + count, device=visible.device)]
+        )
         held = next(state[0].shape[1] for state in states[row] if state is not None)
         places.append(place[:held].cpu())
     return export(states, places, first, width, caller if caller is not None else new_dynamic_cache(model))

@@ -1,5 +1,5 @@
-"""From logits to processed scores and draws: the caller's processors with the history plain `generate` would show, and one
-seeded generator a call."""
+"""From logits to processed scores and draws: the caller's processors with the history plain `generate` would show,
+and one seeded generator a call."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -96,7 +96,8 @@ class Processors:
     def _with_history(
         processor: Any, scores: torch.Tensor, shown: torch.Tensor, live: Sequence[int], lengths: Sequence[int]
     ) -> torch.Tensor:
-        """Call `processor` once for each chain and distinct history length; only the rows at that length are read back."""
+        """Call `processor` once for each chain and distinct history length; only the rows at that length are read
+        back."""
         batch, positions = shown.shape[0], scores.shape[2]
         result = torch.empty_like(scores)
         present = sorted({length + t for length in lengths for t in range(positions)})

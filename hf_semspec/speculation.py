@@ -1,4 +1,5 @@
-"""The state of one call of a token-level scheme: draft a block, score it with one target pass, commit what the scheme decides."""
+"""The state of one call of a token-level scheme: draft a block, score it with one target pass, commit what the scheme
+decides."""
 
 import copy
 import time
@@ -12,7 +13,7 @@ from .acceptance import BONUS, RESAMPLED, Acceptance
 from .cache import RowStates, text_config
 from .canvas import Canvas
 from .checks import SAMPLING_SETTINGS
-from .decoder import CachedModel
+from .decoder import CachedModel, compute_device
 from .drafting import ChainGenerator, Draft, DraftLength
 from .drafts import weight_bytes
 from .inputs import read_inputs
@@ -76,7 +77,7 @@ class Speculation:
         self.began = time.perf_counter()
         self.request = request
         model, config = request.model, request.generation_config
-        self.device: torch.device = model.device
+        self.device = compute_device(model)
         self.inputs = inputs = read_inputs(request.input_ids, request.model_kwargs, config, self.device)
         self.randomness = CallRandomness(self.device, (getattr(model, "_tp_size", None) or 1) > 1)
         self.sampling = bool(config.do_sample)
@@ -152,7 +153,9 @@ class Speculation:
         scores = self.processors(raw, self.canvas.shown, self.live, self.canvas.widths(self.live))
         peak, choices = scores.max(dim=-1)
         log_p = functional.log_softmax(scores, dim=-1) if self.with_laws else None
-        uniforms = self.randomness.uniforms(*scores.shape[:2], width - 1) if self.sampling and draft is not None else None
+        uniforms = (
+            self.randomness.uniforms(*scores.shape[:2], width - 1) if self.sampling and draft is not None else None
+        )
         broken = ~(peak > -torch.inf).all()
         return Block(draft, scores, kept, log_p, None if self.sampling else choices, uniforms, broken)
 
@@ -222,7 +225,8 @@ class Speculation:
         for bit, role, model in ((1, "target", self.request.model), (2, "draft", self.request.draft)):
             if broken & bit:
                 raise ValueError(
-                    f"the {role} model {_name(model)} gave logits without a law (nan, or every id masked out): check its "
+                    f"the {role} model {_name(model)} gave logits without a law (nan, or every id masked out): check "
+                    "its "
                     "weights, its quantization and the logits processors"
                 )
 
@@ -254,7 +258,8 @@ class Speculation:
             cache.copy_rows(index, max(low, 0), cache.end)
 
     def _retire(self) -> None:
-        """Stream what is settled; rows that ended leave both models, their states kept if the cache is to be returned."""
+        """Stream what is settled; rows that ended leave both models, their states kept if the cache is to be
+        returned."""
         generated = self.canvas.generated
         final = max(self.hits.values()) if len(self.hits) == len(generated) else None
         if self.rules.has_eos:
@@ -299,7 +304,9 @@ class Speculation:
             generated[row] -= surplus
             self.stats.rows[row].cut += surplus
             self.stats.rows[row].emitted -= surplus
-        sequences = self.canvas.shown[:, 0, : self.canvas.prompt_width + width].to(self.request.input_ids.device, copy=True)
+        sequences = self.canvas.shown[:, 0, : self.canvas.prompt_width + width].to(
+            self.request.input_ids.device, copy=True
+        )
         cache = None
         if self.keep_cache:
             cache = build_cache(self.request.model, self.row_states, self.inputs.visible, generated, self.inputs.cache)
@@ -311,19 +318,26 @@ class Speculation:
 
     def _close_stats(self) -> None:
         stats, target, draft = self.stats, self.target, self.drafter.decoder
-        stats.target_forwards, stats.target_tokens, stats.target_seconds = target.forwards, target.tokens, target.seconds
+        stats.target_forwards, stats.target_tokens, stats.target_seconds = (
+            target.forwards,
+            target.tokens,
+            target.seconds,
+        )
         stats.draft_forwards, stats.draft_tokens, stats.draft_seconds = draft.forwards, draft.tokens, draft.seconds
         stats.total_seconds = time.perf_counter() - self.began
         if stats.tested >= LOW_ACCEPTANCE_TESTED and stats.acceptance_rate < LOW_ACCEPTANCE:
             warn_once(
-                f"fewer than {LOW_ACCEPTANCE:.0%} of the tokens drafted by {_name(self.request.draft)} were accepted by "
-                f"{_name(self.request.model)}: the output is right but nothing is gained; check that both were trained on the "
+                f"fewer than {LOW_ACCEPTANCE:.0%} of the tokens drafted by {_name(self.request.draft)} were accepted "
+                "by "
+                f"{_name(self.request.model)}: the output is right but nothing is gained; check that both were "
+                "trained on the "
                 "same tokenizer and chat template, and that quantization has not broken the draft"
             )
 
 
 def read_on_host(values: torch.Tensor) -> list[list[int]]:
-    """Bring a small integer tensor to the host. A round does this once; only the caller's own criteria may read more."""
+    """Bring a small integer tensor to the host. A round does this once; only the caller's own criteria may read
+    more."""
     rows: list[list[int]] = values.tolist()
     return rows
 

@@ -1,4 +1,5 @@
-"""Where a committed block ends: EOS, length and any stopping criterion, judged as if its tokens had come one by one."""
+"""Where a committed block ends: EOS, length and any stopping criterion, judged as if its tokens had come one by
+one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -68,7 +69,8 @@ class StopRules:
 
 
 class SettledStream:
-    """Feeds a streamer the way plain `generate` does: one column of the batch at a time, each once, and only settled ones."""
+    """Feeds a streamer the way plain `generate` does: one column of the batch at a time, each once, and only settled
+    ones."""
 
     def __init__(self, streamer: Any, prompt_width: int) -> None:
         self.streamer = streamer

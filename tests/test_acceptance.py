@@ -197,6 +197,14 @@ def test_limit_plain_resampling_never_changes_greedy_output(num_chains: int) -> 
     assert set(out.outcome.tolist()) == {RESIDUAL, RESAMPLED}
 
 
+@pytest.mark.parametrize("choice", [0, 1])
+def test_limit_plain_resampling_keeps_the_choice_of_a_tie(choice: int) -> None:
+    one = torch.tensor([[choice]])
+    log_p = log([[[0.4, 0.4, 0.2]] * 2])
+    out = accept_chain_greedy(one.expand(1, 2), one, triggers=torch.ones(1, 1).bool(), log_p=log_p, penalty=1.0)
+    assert (out.outcome.item(), out.token.item()) == (RESAMPLED, choice)
+
+
 def test_greedy_triggers_without_log_p_are_refused() -> None:
     one = torch.zeros(1, 1).long()
     with pytest.raises(ValueError, match="log_p = None"):

@@ -42,6 +42,7 @@ class TestGenerate:
         assert rows["lossless"][1] == "20"
         assert int(rows["lossless"][2]) < 20
         assert rows["lossless"][3].endswith("%")
+        assert rows["lossless"][4] == ""
         assert rows["lossless"][-1] == "1 of 1"
 
     def plain_text(self, folders):

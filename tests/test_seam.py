@@ -22,7 +22,7 @@ def everything(output: Any) -> list[torch.Tensor]:
 
 
 def plain_calls(target: Any, draft: Any) -> list[torch.Tensor]:
-    """Greedy, sampled and stock assisted decoding, bit for bit, with the number of forwards."""
+    """Greedy, sampled and stock assisted decoding (itself a user of deprecated calls), with all their forwards."""
     found = []
     fields = {"max_new_tokens": 8, "output_scores": True, "output_logits": True, "return_dict_in_generate": True}
     with Forwards(target, draft) as spy:
@@ -34,6 +34,7 @@ def plain_calls(target: Any, draft: Any) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.deprecated
 def test_plain_generate_is_the_same_before_between_and_after() -> None:
     target = tiny("llama", 0, attention="sdpa")
     draft = draft_of(target, "near")
@@ -89,6 +90,7 @@ def test_register_is_idempotent_and_unregister_restores_every_original() -> None
     assert again.keys() == with_us.keys()
 
 
+@pytest.mark.deprecated
 def test_without_the_seam_a_scheme_config_is_no_trap() -> None:
     """Once unregistered, stock ignores the key and decodes with its own assisted loop."""
     target = tiny("llama", 0)

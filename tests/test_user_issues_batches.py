@@ -1,5 +1,6 @@
 """Users' reports about batches and padding (their numbers are in the test names)."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ def test_ui01_rows_of_a_batch_equal_their_own_runs(shape: str, kind: str) -> Non
     assert torch.equal(together, plain_rows(target, inputs, max_new_tokens=22))
 
 
+@functools.cache
 def rows_with_eos(first: int, second: int) -> tuple[Any, Any, list[int]]:
     """A model, two prompts and EOS ids: the rows end at their tokens `first` and `second`, counted from 1."""
     for seed in range(200):

@@ -18,7 +18,7 @@ FIELDS = {
     "n-grams": {"no_repeat_ngram_size": 1},
     "min_new_tokens": {"min_new_tokens": 9, "eos_token_id": list(range(2, 60))},
     "min_length": {"min_length": 14, "eos_token_id": list(range(2, 60))},
-    "bad words": {"bad_words_ids": [[5], [7, 8], [11, 12]]},
+    "bad words": {"bad_words_ids": [[57], [91, 42], [36, 71]]},
     "sequence bias": {"sequence_bias": {(9,): 9.0, (9, 10): 9.0, (10, 11): -9.0}},
     "suppressed": {"suppress_tokens": list(range(2, 50)), "begin_suppress_tokens": list(range(50, 80))},
     "forced eos": {"forced_eos_token_id": 6, "eos_token_id": 6},

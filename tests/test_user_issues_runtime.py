@@ -159,7 +159,7 @@ def test_ui56_images_are_refused_by_name_before_any_forward() -> None:
         model,
         tiny("llama", 0),
         inputs,
-        "pixel_values",
+        "pixel_values|image",
         generation_config=SemSpecConfig("lossless", max_new_tokens=4),
     )
     # Its text alone is an ordinary prompt.
@@ -189,7 +189,17 @@ refuses(target, draft_of(target, "near"), prompts((4,)), "synced_gpus", generati
 """
 
 
-def test_ui57_synced_gpus_with_two_processes_is_refused_in_both() -> None:
+def test_ui57_synced_gpus_with_more_processes_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny("llama", 0)
+    draft = draft_of(target, "near")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+    config = SemSpecConfig("lossless", max_new_tokens=4)
+    refuses(target, draft, prompts((4,)), "synced_gpus", generation_config=config, synced_gpus=True)
+
+
+@pytest.mark.grid
+def test_ui57_synced_gpus_with_two_real_processes_is_refused_in_both() -> None:
     """Refused before the first collective call: no rank waits for the other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,5 +1,5 @@
-"""`easd`: entropy-aware speculative decoding (arXiv 2512.23765): a token that passes the ordinary test is still rejected where
-target and draft are both uncertain and yet agree."""
+"""`easd`: entropy-aware speculative decoding (arXiv 2512.23765): a token that passes the ordinary test is still
+rejected where target and draft are both uncertain and yet agree."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from ..configuration import EASDConfig
 from ..notices import warn_once
 from ..outputs import DecodingStats
 from ..speculation import Block, Request, Speculation
-from ..uncertainty import entropy, top_overlap
+from ..uncertainty import entropy, uncertain_agreement
 
 
 def decode(request: Request) -> tuple[Any, DecodingStats]:
@@ -48,19 +48,30 @@ def uncertain_agreements(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """H(p) and H(q) in nats, and `unc and agr` of every drafted position, each (rows, chains, γ).
 
-    With `trigger="random"` the third is a coin of rate `trigger_rate` instead, the control; `None` where nothing can trigger.
+    With `trigger="random"` the third is a coin of rate `trigger_rate` instead, the control; `None` where nothing can
+    trigger.
     """
     assert block.draft is not None and block.draft.log_q is not None and block.log_p is not None
     log_p, log_q = block.log_p[:, :, :-1], block.draft.log_q
     h_p, h_q = entropy(log_p), entropy(log_q)
     if config.trigger == "random":
-        second = state.randomness.second
-        return h_p, h_q, torch.rand(h_p.shape, generator=second, device=h_p.device) < config.trigger_rate
-    if max(config.draft_entropy_threshold, config.target_entropy_threshold) == torch.inf or config.overlap_threshold > 1:
+        # One coin a depth, so that chains which share a prefix share their triggers.
+        coins = torch.rand(h_p[:, :1].shape, generator=state.randomness.second, device=h_p.device)
+        return h_p, h_q, (coins < config.trigger_rate).expand_as(h_p)
+    if (
+        max(config.draft_entropy_threshold, config.target_entropy_threshold) == torch.inf
+        or config.overlap_threshold > 1
+    ):
         return h_p, h_q, None
-    unc = (h_q >= config.draft_entropy_threshold) & (h_p >= config.target_entropy_threshold)
-    agr = top_overlap(log_p, log_q, config.top_n) >= config.overlap_threshold
-    return h_p, h_q, unc & agr
+    triggers = uncertain_agreement(
+        log_p,
+        log_q,
+        target_entropy_threshold=config.target_entropy_threshold,
+        draft_entropy_threshold=config.draft_entropy_threshold,
+        overlap_threshold=config.overlap_threshold,
+        top_n=config.top_n,
+    )
+    return h_p, h_q, triggers
 
 
 def accept(block: Block, triggers: torch.Tensor | None, penalty: float) -> Acceptance:
@@ -96,7 +107,8 @@ class EntropyTrace:
         self.places.append([(row, self.state.canvas.generated[row]) for row in self.state.live])
 
     def by_column(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """H(p) and H(q) in nats, each (batch, new tokens) on the CPU; nan where the token was not drafted and tested."""
+        """H(p) and H(q) in nats, each (batch, new tokens) on the CPU; nan where the token was not drafted and
+        tested."""
         generated = self.state.canvas.generated
         columns = torch.full((len(generated), 2, max(generated)), torch.nan)
         if self.rounds:
@@ -119,6 +131,7 @@ def _warn_if_calibrated_elsewhere(config: EASDConfig, generation_config: Any) ->
     changed = [name for name in names if name in calibrated and calibrated[name] != getattr(generation_config, name)]
     if changed:
         warn_once(
-            f"easd's thresholds were calibrated for other sampling settings ({', '.join(changed)} differ): calibrate again with "
+            f"easd's thresholds were calibrated for other sampling settings ({', '.join(changed)} differ): calibrate "
+            "again with "
             "calibrate_easd, or expect another trigger rate"
         )
