@@ -262,9 +262,8 @@ def new_dynamic_cache(model: Any) -> DynamicCache:
     return DynamicCache(config=text_config(model))
 
 
-def caller_cache(model_kwargs: dict[str, Any]) -> Cache | None:
-    """The cache in `generate`'s keyword arguments that the caller passed, or `None` if it holds nothing of the
-    caller's.
+def given_cache(model_kwargs: dict[str, Any]) -> Cache | None:
+    """The cache among `generate`'s keyword arguments: the caller's, or an empty one that `generate` made.
 
     Raises:
         ValueError: it is of a kind that cannot be taken over.
@@ -279,6 +278,4 @@ def caller_cache(model_kwargs: dict[str, Any]) -> Cache | None:
             f"a cache of type {type(cache).__name__} is not supported by semspec: pass a DynamicCache (as generate "
             "returns) or none"
         )
-    if cache.get_seq_length() == 0 and not getattr(cache, "_is_user_defined", False):
-        return None
     return cache

@@ -68,7 +68,7 @@ class CachedModel:
         }
         if self.keeps_logits and keep < width:
             arguments["logits_to_keep"] = keep
-        with torch.inference_mode(self.inference_mode):
+        with torch.inference_mode() if self.inference_mode else torch.no_grad():
             logits: torch.Tensor = self.model(**arguments).logits[:, -keep:]
         if not self.cache.is_filled:
             raise ValueError(

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .cache import Cache, caller_cache
+from .cache import Cache, given_cache
 from .notices import warn_once
 
 _KNOWN = (
@@ -29,7 +29,8 @@ class Inputs:
         ids: (batch, width) int64.
         mask: (batch, width) bool, which of `ids` are tokens; `None` if the caller masked nothing.
         visible: (batch, columns) bool, the same over cached and passed ids.
-        cache: the caller's own cache, or `None`.
+        cache: the cache that came along, the caller's or an empty one that `generate` made, or `None`.
+        fills_cache: whether that cache is known to be the caller's, who expects it extended.
         cached: for each row, how many tokens that cache holds.
         only_suffix: whether `ids` lacks the cached tokens.
     """
@@ -38,6 +39,7 @@ class Inputs:
     mask: torch.Tensor | None
     visible: torch.Tensor
     cache: Cache | None
+    fills_cache: bool
     cached: list[int]
     only_suffix: bool
 
@@ -53,7 +55,7 @@ def read_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], config: A
     Raises:
         ValueError: an input that no scheme can honour, or a cache that does not fit the ids and the mask.
     """
-    foreign = sorted(name for name, value in model_kwargs.items() if name not in _KNOWN and value is not None)
+    foreign = sorted(name for name, value in model_kwargs.items() if name not in _KNOWN and not _is_empty(value))
     if foreign:
         # transformers encodes images and sounds before any decoding method sees them.
         foreign = [_ENCODED if name == "mm_encoder_outputs" else name for name in foreign]
@@ -70,7 +72,7 @@ def read_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], config: A
     if not bool(visible[:, columns - width :].any(dim=1).all()):
         raise ValueError("attention_mask hides every token of a row: give each prompt at least one visible token")
     _check_positions(model_kwargs.get("position_ids"), visible, width)
-    cache = caller_cache(model_kwargs)
+    cache = given_cache(model_kwargs)
     held = 0 if cache is None else cache.get_seq_length()
     only_suffix = columns > width
     if held and config.num_return_sequences > 1:
@@ -90,7 +92,8 @@ def read_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], config: A
             "fewer drafts may be accepted; pass the whole text to show it to them"
         )
     own = None if mask is None else visible[:, columns - width :]
-    return Inputs(ids, own, visible, cache, visible[:, :held].sum(dim=1).tolist(), only_suffix)
+    fills_cache = held > 0 or getattr(cache, "_is_user_defined", False)
+    return Inputs(ids, own, visible, cache, fills_cache, visible[:, :held].sum(dim=1).tolist(), only_suffix)
 
 
 def _check_positions(position_ids: torch.Tensor | None, visible: torch.Tensor, width: int) -> None:
@@ -103,3 +106,7 @@ def _check_positions(position_ids: torch.Tensor | None, visible: torch.Tensor, w
         raise ValueError(
             "semspec does not support position_ids of the caller's own: leave them out, the mask decides them"
         )
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and all(part is None for part in value.values()))

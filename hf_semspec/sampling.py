@@ -104,7 +104,7 @@ class Processors:
         together = len(live) == batch and len(set(lengths)) == 1
         for chain in range(scores.shape[1]):
             for length in present:
-                history = shown[:, chain, :length]
+                history = shown[:, chain, :length].clone()  # the callable may keep it
                 if together:
                     position = length - lengths[0]
                     result[:, chain, position] = processor(history, scores[:, chain, position].clone())

@@ -111,7 +111,7 @@ class Speculation:
         wanted = bool(config.return_dict_in_generate)
         self.scores = Columns(batch, wanted and bool(config.output_scores))
         self.logits = Columns(batch, wanted and bool(config.output_logits))
-        self.keep_cache = (wanted and config.use_cache is not False) or inputs.cache is not None
+        self.keep_cache = (wanted and config.use_cache is not False) or inputs.fills_cache
         self.row_states: list[RowStates] = [[] for _ in range(batch)]
         self.hits: dict[int, int] = {}
         self.resampled: list[tuple[int, int]] = []
@@ -179,7 +179,11 @@ class Speculation:
         news = [row[:count] for row, count in zip(tokens, counts, strict=True)]
         prompt = self.canvas.prompt_width
         ends = self.rules.cut(
-            news, self.live, widths, lambda at: self.canvas.shown[:, 0, :at], lambda at: self.scores.upto(at - prompt)
+            news,
+            self.live,
+            widths,
+            lambda at: self.canvas.shown[:, 0, :at].clone(),
+            lambda at: self.scores.upto(at - prompt),
         )
         self._count(block.draft, accepted, outcomes)
         for i, row in enumerate(self.live):
