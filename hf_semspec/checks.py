@@ -6,6 +6,7 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 SAMPLING_SETTINGS = ("do_sample", "temperature", "top_k", "top_p")
@@ -80,3 +81,19 @@ def shown(value: Any) -> str:
     except ValueError:  # Python refuses to print ints of more than 4,300 digits.
         return "an int of thousands of digits"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def assign(config: Any, name: str, value: Any) -> None:
+    """Set an attribute of a frozen dataclass, for its `__post_init__`."""
+    object.__setattr__(config, name, value)
+
+
+def entry_of(config: Any) -> dict[str, Any]:
+    """JSON-safe `{"scheme": name, **fields}` of a scheme's config, infinite numbers as strings."""
+    return {"scheme": config.name, **{item.name: _json_safe(getattr(config, item.name)) for item in fields(config)}}
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, dict):
+        return dict(value)
+    return str(value) if isinstance(value, float) and math.isinf(value) else value

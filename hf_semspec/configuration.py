@@ -6,14 +6,14 @@ the file it saves is an ordinary `generation_config.json`: stock transformers lo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from transformers import GenerationConfig
 
-from .checks import bad_value, integer, listed, nearest, real, sampling_settings, shown
+from .checks import assign, bad_value, entry_of, integer, listed, nearest, real, sampling_settings, shown
+from .smc_config import SMCConfig, sampling_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class LosslessConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe entry `{"scheme": name, **fields}`; see [`scheme_from_dict`]."""
-        return _to_dict(self)
+        return entry_of(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,21 +105,21 @@ class EASDConfig:
     def __post_init__(self) -> None:
         _check_chains(self)
         for name in ("target_entropy_threshold", "draft_entropy_threshold", "overlap_threshold"):
-            _set(self, name, real(name, getattr(self, name)))
+            assign(self, name, real(name, getattr(self, name)))
         for name in ("penalty", "trigger_rate"):
-            _set(self, name, real(name, getattr(self, name), highest=1.0))
-        _set(self, "top_n", integer("top_n", self.top_n, 1, 1000))
+            assign(self, name, real(name, getattr(self, name), highest=1.0))
+        assign(self, "top_n", integer("top_n", self.top_n, 1, 1000))
         if not isinstance(self.trigger, str) or self.trigger not in ("entropy", "random"):
             raise bad_value("trigger", self.trigger, '"entropy" or "random"')
-        _set(self, "calibrated_for", sampling_settings(self.calibrated_for))
+        assign(self, "calibrated_for", sampling_settings(self.calibrated_for))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe entry `{"scheme": name, **fields}`, infinite numbers as `"inf"`; see [`scheme_from_dict`]."""
-        return _to_dict(self)
+        return entry_of(self)
 
 
-SchemeConfig = LosslessConfig | EASDConfig
-SCHEME_CONFIGS: dict[str, type[LosslessConfig] | type[EASDConfig]] = {"lossless": LosslessConfig, "easd": EASDConfig}
+SchemeConfig = LosslessConfig | EASDConfig | SMCConfig
+SCHEME_CONFIGS: dict[str, type[SchemeConfig]] = {"lossless": LosslessConfig, "easd": EASDConfig, "smc": SMCConfig}
 
 
 def scheme_from_dict(entry: Any) -> SchemeConfig:
@@ -160,11 +160,12 @@ class SemSpecConfig(GenerationConfig):
     extra entry, `semspec`, a plain dict. Set it to `None`, or call `generate(..., semspec=None)`, to decode plainly.
 
     Args:
-        scheme (`str`, [`LosslessConfig`] or [`EASDConfig`]):
-            The scheme's name, `"lossless"` or `"easd"`, or its config.
+        scheme (`str`, [`LosslessConfig`], [`EASDConfig`] or [`SMCConfig`]):
+            The scheme's name, `"lossless"`, `"easd"` or `"smc"`, or its config.
         fields:
             Fields of that scheme (not beside a scheme config, which has them already) and of `GenerationConfig`, in
-            one namespace.
+            one namespace. With `"smc"`, which always samples, `do_sample`, `top_k` and `top_p` default to `True`, 0
+            and 1.0.
 
     Raises:
         TypeError: If a name is neither's; the message names the nearest valid one.
@@ -192,6 +193,8 @@ class SemSpecConfig(GenerationConfig):
             scheme_config: SchemeConfig = scheme
         else:
             scheme_config = scheme_class(**own)
+        if isinstance(scheme_config, SMCConfig):
+            fields = sampling_fields(fields)
         super().__init__(**fields)
         self.semspec = scheme_config.to_dict()
 
@@ -317,22 +320,8 @@ def _unknown_name(name: Any, scheme: type[SchemeConfig], valid: Iterable[str]) -
     return f"unknown name {shown(name)} for the scheme {scheme.name!r}; {nearest(name, valid)}"
 
 
-def _set(config: SchemeConfig, name: str, value: Any) -> None:
-    object.__setattr__(config, name, value)
-
-
 def _check_chains(config: SchemeConfig) -> None:
     if not (isinstance(config.num_draft_tokens, str) and config.num_draft_tokens == "auto"):
         value = integer("num_draft_tokens", config.num_draft_tokens, 1, 64, also=' or "auto"')
-        _set(config, "num_draft_tokens", value)
-    _set(config, "num_chains", integer("num_chains", config.num_chains, 1, 64))
-
-
-def _to_dict(config: SchemeConfig) -> dict[str, Any]:
-    return {"scheme": config.name, **{item.name: _json_safe(getattr(config, item.name)) for item in fields(config)}}
-
-
-def _json_safe(value: Any) -> Any:
-    if isinstance(value, dict):
-        return dict(value)
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
+        assign(config, "num_draft_tokens", value)
+    assign(config, "num_chains", integer("num_chains", config.num_chains, 1, 64))
