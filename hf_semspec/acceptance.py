@@ -221,6 +221,12 @@ def accept_chains_greedy(
     Raises:
         ValueError: `triggers` without `log_p`.
     """
+    if drafts.shape[1] == 1:
+        flags = [None if mask is None else mask[:, 0] for mask in (valid, triggers)]
+        first_log_p = None if log_p is None else log_p[:, 0]
+        return accept_chain_greedy(
+            choices[:, 0], drafts[:, 0], valid=flags[0], triggers=flags[1], log_p=first_log_p, penalty=penalty
+        )
     lengths, outcomes = _stop(
         drafts == choices[..., :-1], valid, _greedy_triggers(log_p, drafts, triggers, penalty)
     )  # (B, N)

@@ -92,13 +92,13 @@ class RaggedLayer(CacheLayerMixin):
         if keys.shape[2] < end:
             keys, values = self.keys, self.values = (self._grown(keys), self._grown(values))
         if owner.columns is None:
-            keys[:, :, owner.start : end].copy_(key_states)
-            values[:, :, owner.start : end].copy_(value_states)
+            keys.narrow(2, owner.start, end - owner.start).copy_(key_states)
+            values.narrow(2, owner.start, end - owner.start).copy_(value_states)
         else:
             rows, columns = owner.slots(keys.device)
             keys[rows, :, columns] = key_states.transpose(1, 2)
             values[rows, :, columns] = value_states.transpose(1, 2)
-        return keys[:, :, :end], values[:, :, :end]
+        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
     def _grown(self, states: torch.Tensor) -> torch.Tensor:
         grown = states.new_zeros((*states.shape[:2], self.owner.capacity, states.shape[3]))

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .cache import RaggedCache, attention_windows, cache_argument, text_config
-from .masking import all_visible, block_masks
+from .masking import block_masks, tail_mask, within_windows
 
 
 class CachedModel:
@@ -51,17 +51,16 @@ class CachedModel:
             (batch, keep, vocabulary) logits, in the model's dtype, on the model's device.
         """
         began = time.perf_counter()
-        width = ids.shape[1]
-        low, high = min(ends), max(ends)
+        width, low, high = ids.shape[1], min(ends), max(ends)
         end = max(high, width)
         uniform = low == high and high >= width
         columns = self._columns(ends, width, uniform)
         self.cache.plan(low - width, end, None if uniform else columns)
-        visible = uniform and all_visible(low - width, end, self.windows)
+        positions = columns if end <= self.last_position + 1 else columns.clamp(max=self.last_position)
         arguments: dict[str, Any] = {
             "input_ids": ids.to(self.device),
-            "attention_mask": None if visible else block_masks(columns, end, self.windows, self.dtype),
-            "position_ids": self._positions(columns, end).expand(len(ends), -1),
+            "attention_mask": self._mask(columns, end, width, uniform),
+            "position_ids": positions.expand(len(ends), -1),
             self.cache_name: self.cache,
             "use_cache": True,
             "return_dict": True,
@@ -69,26 +68,33 @@ class CachedModel:
         if self.keeps_logits and keep < width:
             arguments["logits_to_keep"] = keep
         with torch.inference_mode() if self.inference_mode else torch.no_grad():
-            logits: torch.Tensor = self.model(**arguments).logits[:, -keep:]
-        if not self.cache.is_filled:
+            logits: torch.Tensor = self.model(**arguments).logits
+        if not self.forwards and not self.cache.is_filled:
             raise ValueError(
                 f"{type(self.model).__name__} wrote nothing to the cache it was given (gradient checkpointing in "
                 "train "
                 "mode does that): call .eval() or .gradient_checkpointing_disable() on it first"
             )
         self.forwards += 1
-        self.tokens += ids.numel()
+        self.tokens += len(ends) * width
         self.seconds += time.perf_counter() - began
-        return logits
-
-    def _positions(self, columns: torch.Tensor, end: int) -> torch.Tensor:
-        return columns if end <= self.last_position + 1 else columns.clamp(max=self.last_position)
+        return logits if logits.shape[1] == keep else logits[:, -keep:]
 
     def _columns(self, ends: Sequence[int], width: int, uniform: bool) -> torch.Tensor:
         if uniform:
             return torch.arange(ends[0] - width, ends[0], device=self.device).unsqueeze(0)
         columns = torch.tensor(ends, device=self.device).unsqueeze(1) + torch.arange(-width, 0, device=self.device)
         return torch.where(columns < 0, columns + width, columns)
+
+    def _mask(self, columns: torch.Tensor, end: int, width: int, uniform: bool) -> Any:
+        """`None` where the model's own causal mask is right: one query at the end of its row, or a block that begins
+        it."""
+        if uniform and within_windows(end, self.windows):
+            if width in (1, end):
+                return None
+            mask = tail_mask(end - width, end, self.dtype, self.device)
+            return mask if len(self.windows) == 1 else dict.fromkeys(self.windows, mask)
+        return block_masks(columns, end, self.windows, self.dtype)
 
 
 def keeps_no_tensors(model: Any) -> bool:

@@ -149,13 +149,16 @@ class ChainGenerator(CandidateGenerator):
             widths = [width + t for width in canvas.widths(live)]
             scores = self.processors(scores, canvas.shown, live, widths).squeeze(2)
             tokens, peak, log_q = self._pick(scores, first=t == 0)
-            canvas.write(live, t, tokens.unsqueeze(-1))
+            if self.processors.processors:
+                canvas.write(live, t, tokens.unsqueeze(-1))
             ids = tokens.reshape(-1, 1)
             drafted.append(tokens)
             peaks.append(peak)
             laws.append(log_q)
         self.filled = [length + num_tokens - 1 for length in lengths]
-        return self._draft(drafted, peaks, laws, lengths)
+        draft = self._draft(drafted, peaks, laws, lengths)
+        canvas.write(live, 0, draft.ids)
+        return draft
 
     def commit(self, lengths: Sequence[int]) -> None:
         """Roll back to what was committed: the rows now hold `lengths` tokens, the last of which was never fed."""

@@ -33,10 +33,16 @@ def block_masks(
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
-def all_visible(start: int, end: int, windows: Mapping[str, int | None]) -> bool:
-    """Whether a block in columns [`start`, `end`) of every row needs no mask beyond the model's own causal one.
+def tail_mask(start: int, end: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`block_masks` for a block in columns [`start`, `end`) of every row, where no window hides anything."""
+    width = end - start
+    mask = torch.zeros((1, 1, width, end), dtype=dtype, device=device)
+    mask.narrow(3, start, width).copy_(
+        torch.full((width, width), torch.finfo(dtype).min, dtype=dtype, device=device).triu_(1)
+    )
+    return mask
 
-    True for one query at the end of the row and for a block that begins the row, as long as no window hides anything.
-    """
-    short = all(window is None or end <= window for window in windows.values())
-    return short and (start == 0 or end - start == 1)
+
+def within_windows(end: int, windows: Mapping[str, int | None]) -> bool:
+    """Whether the windows hide nothing from a block that ends before column `end`."""
+    return all(window is None or end <= window for window in windows.values())

@@ -204,26 +204,27 @@ class Speculation:
         self._retire()
 
     def _read(self, block: Block, decision: Acceptance) -> tuple[list[int], list[int], list[int], list[list[int]]]:
-        """The round's one host read; the committed tokens go onto the canvas on the way."""
-        token, broken = decision.token, block.broken.to(torch.long)
+        """The round's one host read: accepted counts, outcomes, chains and committed ids, which go onto the canvas."""
+        token, broken = decision.token, block.broken
         if token is None:
             assert decision.law is not None
             token, _ = self.randomness.draw(decision.law)
-        committed = token.unsqueeze(1)
-        accepted = decision.num_accepted.unsqueeze(1)
         if block.draft is not None:
             broken = broken + 2 * block.draft.broken
-            drafts = block.draft.ids[:, 0]
-            if self.chains > 1:
-                drafts = block.draft.ids[torch.arange(len(token), device=self.device), decision.chain]
-            places = torch.arange(drafts.shape[1] + 1, device=self.device)
-            committed = functional.pad(drafts, (0, 1)).masked_fill(places >= accepted, self.canvas.pad)
-            committed.scatter_(1, accepted, token.unsqueeze(1))
-        self.canvas.write(self.live, 0, committed.unsqueeze(1))
-        flags = torch.stack((decision.num_accepted, decision.outcome, decision.chain, broken.expand_as(token)), dim=1)
-        rows = read_on_host(torch.cat((flags, committed), dim=1))
+        head = (decision.num_accepted, decision.outcome, decision.chain, broken.expand_as(token), token)
+        values = torch.stack(head, dim=1)
+        if block.draft is not None:
+            values = torch.cat((values, block.draft.ids.flatten(1)), dim=1)
+        rows = read_on_host(values)
         self._check_broken(rows[0][3])
-        return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], [row[4:] for row in rows]
+        width = block.scores.shape[2]
+        committed = []
+        for accepted, _, chain, _, next_id, *drafted in rows:
+            first = chain * (width - 1)
+            committed.append([*drafted[first : first + accepted], next_id])
+        padded = [ids + [self.canvas.pad] * (width - len(ids)) for ids in committed]
+        self.canvas.write(self.live, 0, torch.tensor(padded, device=self.device).unsqueeze(1))
+        return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], committed
 
     def _check_broken(self, broken: int) -> None:
         for bit, role, model in ((1, "target", self.request.model), (2, "draft", self.request.draft)):

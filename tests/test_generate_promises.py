@@ -144,7 +144,8 @@ def test_a_long_conversation_over_one_cache(kind: str) -> None:
     cache = DynamicCache()
     inputs = prompts((5, 9), seed=4)
     for turn in range(10):
-        output = assisted(target, draft, inputs, kind, call={CACHE: cache}, num_draft_tokens=4, max_new_tokens=9)
+        fields = {"num_draft_tokens": 4, "max_new_tokens": 9, "return_dict_in_generate": True}
+        output = assisted(target, draft, inputs, kind, call={CACHE: cache}, **fields).sequences
         if turn % 3 == 2:
             assert torch.equal(output, plain(target, inputs, max_new_tokens=9)), turn
         ids = torch.cat([output, torch.full((2, 2), 3 + turn)], dim=1)

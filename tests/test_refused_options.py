@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, StaticCache, SynthIDTextWatermarkingConfig
 
 from hf_semspec import SemSpecConfig
-from tests.helpers import CACHE, WEAK_DRAFTS, assisted, plain, refuses
+from tests.helpers import CACHE, MARKS_CACHES, WEAK_DRAFTS, assisted, plain, refuses
 from tests.models import draft_of, prompts, tiny
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
@@ -121,4 +121,4 @@ def test_an_empty_cache_object_is_no_obstacle() -> None:
     cache = DynamicCache()
     output = assisted(target, draft_of(target, "near"), inputs, call={CACHE: cache}, max_new_tokens=6)
     assert torch.equal(output, plain(target, inputs, max_new_tokens=6))
-    assert cache.get_seq_length() == 9
+    assert not MARKS_CACHES or cache.get_seq_length() == 9

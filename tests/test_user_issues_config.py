@@ -131,6 +131,17 @@ def test_ui46_a_malformed_stored_entry_is_named_before_any_forward(entry: Any, m
     assert spy.calls == 0
 
 
+def test_ui47_a_folder_with_a_config_alone_needs_no_flag(pair: Any, tmp_path: Path) -> None:
+    target, draft = pair
+    expected, _ = run(target, draft, generation_config=exact("lossless", max_new_tokens=14))
+    target.generation_config = exact("lossless", max_new_tokens=14, pad_token_id=0)
+    target.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    output, stats = run(loaded, draft)
+    assert torch.equal(output, expected)
+    assert stats.scheme == "lossless"
+
+
 RECIPE = """
 from pathlib import Path
 
@@ -142,24 +153,17 @@ def generate(model, *args, **kwargs):
 """
 
 
-def test_ui47_code_in_a_folder_runs_with_the_flag_only(pair: Any, tmp_path: Path) -> None:
+@pytest.mark.skipif(Version("5") > VERSION, reason="stock ran the recipe of a local folder unasked")
+def test_ui47_a_recipe_beside_the_config_is_not_imported_without_the_flag(pair: Any, tmp_path: Path) -> None:
     target, draft = pair
-    expected, _ = run(target, draft, generation_config=exact("lossless", max_new_tokens=14))
     target.generation_config = exact("lossless", max_new_tokens=14, pad_token_id=0)
+    expected, _ = run(target, draft)
     target.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
-    output, stats = run(loaded, draft)
-    assert torch.equal(output, expected)
-    assert stats.scheme == "lossless"
-
     recipe = tmp_path / "custom_generate"
     recipe.mkdir()
     (recipe / "generate.py").write_text(RECIPE)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
     assert torch.equal(run(loaded, draft)[0], expected)
-    if Version("5") <= VERSION:  # before that stock ran a local folder's recipe unasked
-        with pytest.raises((ValueError, OSError), match="trust_remote_code"):
-            loaded.generate(
-                **prompts((5,)), custom_generate=str(tmp_path), assistant_model=draft, trust_remote_code=False
-            )
+    with pytest.raises((ValueError, OSError), match="trust_remote_code"):
+        loaded.generate(**prompts((5,)), custom_generate=str(tmp_path), assistant_model=draft, trust_remote_code=False)
     assert list(tmp_path.rglob("was_imported")) == []

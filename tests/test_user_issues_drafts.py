@@ -64,6 +64,7 @@ def test_ui27_a_quantized_draft_as_an_object(kind: str, quantization: str, tmp_p
 
 
 @pytest.mark.quantized
+@pytest.mark.deprecated
 def test_ui27_a_quantized_draft_given_by_name_to_a_pipeline(tmp_path: Path) -> None:
     """Stock casts it, which a 4-bit model refuses."""
     pytest.importorskip("bitsandbytes")
@@ -205,6 +206,7 @@ def test_ui32_models_are_called_through_their_hooks(kind: str) -> None:
     assert counters[1].calls == of_draft.calls == output.stats.draft_forwards > 0
 
 
+@pytest.mark.filterwarnings("ignore:You are calling .generate")
 def test_ui32_offloaded_target() -> None:
     """Weights that live elsewhere between forwards come back through accelerate's hooks only."""
     from accelerate import cpu_offload
@@ -257,6 +259,7 @@ def test_ui42_text_that_outgrows_the_drafts_context(kind: str, shape: str) -> No
         check_identities(output.stats, [40] * len(lengths))
 
 
+@pytest.mark.deprecated
 def test_ui43_the_draft_is_used_through_generate_pipeline_and_a_model_folder(tmp_path: Path) -> None:
     target = tiny("llama", 0)
     draft = draft_of(target, "near")

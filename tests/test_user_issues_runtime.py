@@ -237,6 +237,30 @@ def test_ui59_models_in_training_stay_so_and_new_weights_count_at_once(kind: str
     assert torch.equal(new_tokens(assisted(target, draft, inputs, kind, **fields), inputs), changed)
 
 
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("kind", EXACT)
+def test_ui59_no_forward_records_a_graph(kind: str, hooked: bool) -> None:
+    """Models with hooks of their own, like quantized ones, do not run in inference mode; no gradients there either."""
+    target = tiny("llama", 0)
+    draft = draft_of(target, "near")
+    seen = []
+
+    class Watched(torch.nn.Linear):
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.is_grad_enabled())
+            return super().forward(states)
+
+    for part in (target, draft):
+        part.lm_head.__class__ = Watched
+        if hooked:
+            part.register_forward_pre_hook(lambda *_: None)
+    with torch.enable_grad():
+        assisted(target, draft, prompts((5, 8)), kind, max_new_tokens=8)
+        assert torch.is_grad_enabled()
+    assert len(seen) > 4
+    assert not any(seen)
+
+
 @pytest.mark.parametrize("kind", EXACT)
 def test_ui59_calls_leave_modes_configs_and_attention_as_they_were(kind: str) -> None:
     target = tiny("gemma3", 0, attention="eager")

@@ -112,6 +112,7 @@ def chat_pair() -> tuple[PreTrainedModel, PreTrainedModel]:
 
 @pytest.mark.parametrize("with_tokenizer", [False, True])
 @pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.deprecated
 def test_ui26_pipeline_of_a_chat_target_and_a_base_draft(kind: str, with_tokenizer: bool) -> None:
     target, draft = chat_pair()
     target.generation_config = SemSpecConfig.from_dict({**target.generation_config.to_dict(), **semspec_of(kind)})
@@ -134,6 +135,7 @@ def semspec_of(kind: str) -> dict[str, Any]:
     return {"semspec": exact(kind).semspec}
 
 
+@pytest.mark.deprecated
 def test_ui26_pipeline_with_a_draft_given_by_name(tmp_path: Path) -> None:
     target, draft = chat_pair()
     draft.save_pretrained(tmp_path)
