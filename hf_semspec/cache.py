@@ -6,6 +6,7 @@ only a matter of which columns the next attention mask shows.
 """
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -186,13 +187,16 @@ class RaggedCache(Cache):
                 layer.values = layer.values.index_select(0, index)
 
     @torch.inference_mode()
-    def copy_rows(self, source: torch.Tensor, start: int, end: int) -> None:
-        """Overwrite columns [`start`, `end`) of row `i` with those of row `source[i]`, for every row, in place."""
+    def copy_rows(self, sources: Sequence[int], rows: Sequence[int], start: int, end: int) -> None:
+        """Overwrite columns [`start`, `end`) of row `rows[i]` with those of row `sources[i]` before the call, in
+        place."""
+        if not rows:
+            return
         for layer in self.layers:
             if layer.is_initialized:
-                index = source.to(layer.keys.device)
+                index = torch.tensor([list(sources), list(rows)], device=layer.keys.device)
                 for states in (layer.keys, layer.values):
-                    states[:, :, start:end] = states[index, :, start:end]
+                    states[index[1], :, start:end] = states[index[0], :, start:end]
 
     def adopt(self, other: Cache, visible: torch.Tensor) -> None:
         """Copy in what the caller's cache `other` holds; `visible` (batch, columns) bool says which of its columns

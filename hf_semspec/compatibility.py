@@ -62,10 +62,25 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         raise ValueError(
             "synced_gpus=True with more than one process is not supported: ranks make different numbers of forwards"
         )
+    if scheme.name == "smc":
+        _check_sampling(scheme, config)
     for role, one in (("target", model), ("draft", draft)):
         _check_model(role, one)
     check_vocabularies(model, draft, mode_kwargs.get("tokenizer"), mode_kwargs.get("assistant_tokenizer"))
     _warn_of_ignored(config)
+
+
+def _check_sampling(scheme: Any, config: Any) -> None:
+    if not config.do_sample:
+        raise ValueError(
+            'smc draws its particles, but do_sample is off: set "do_sample": true in the generation config, or use '
+            "the scheme lossless for greedy decoding"
+        )
+    if config.num_return_sequences > scheme.num_particles:
+        raise ValueError(
+            f"num_return_sequences={config.num_return_sequences} asks for more rows than num_particles="
+            f"{scheme.num_particles} has: raise num_particles"
+        )
 
 
 def _check_model(role: str, model: Any) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from transformers import GenerationConfig
 
 from .checks import assign, bad_value, entry_of, integer, listed, nearest, real, sampling_settings, shown
-from .smc_config import SMCConfig, sampling_fields
+from .smc_config import SMCConfig as SMCConfig
+from .smc_config import sampling_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +321,7 @@ def _unknown_name(name: Any, scheme: type[SchemeConfig], valid: Iterable[str]) -
     return f"unknown name {shown(name)} for the scheme {scheme.name!r}; {nearest(name, valid)}"
 
 
-def _check_chains(config: SchemeConfig) -> None:
+def _check_chains(config: LosslessConfig | EASDConfig) -> None:
     if not (isinstance(config.num_draft_tokens, str) and config.num_draft_tokens == "auto"):
         value = integer("num_draft_tokens", config.num_draft_tokens, 1, 64, also=' or "auto"')
         assign(config, "num_draft_tokens", value)

@@ -12,6 +12,7 @@ from .cache import text_config
 from .canvas import Canvas
 from .decoder import CachedModel
 from .notices import warn_once
+from .particles import gumbel_max, token_log_probs
 from .sampling import CallRandomness, Processors
 
 
@@ -239,6 +240,59 @@ class ChainGenerator(CandidateGenerator):
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Tell the draft length what transformers' loop accepted."""
         self.length.observe(int(num_matches), int(num_matches) + 1)
+
+
+class ParticleGenerator(ChainGenerator):
+    """Drafts the particles of every prompt, drawn by Gumbel-max; `log_q` is that of the drawn ids alone.
+
+    Its drafts serve our loop only: a particle without its weight is no candidate.
+
+    Args:
+        shared_start (`bool`): whether the particles of a prompt have their first token in common.
+        others: as [`ChainGenerator`]; `chains` are the particles.
+    """
+
+    def __init__(self, *args: Any, shared_start: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.shared_start = shared_start
+
+    def num_tokens(self, live: Sequence[int], canvas: Canvas, room: int) -> int:
+        """γ for a round; the longest row decides, because all particles weigh the same positions."""
+        space = self.context - max(canvas.lengths(live)) + 1
+        if space <= 0:
+            warn_once(
+                f"the text has outgrown the draft's context of {self.context} tokens: it is decoded without drafts "
+                "from there on, and in a batch so are the other rows until that one ends"
+            )
+        return max(0, min(self.length.pick(), room - 1, space))
+
+    def propose(self, canvas: Canvas, live: Sequence[int], num_tokens: int) -> Draft:
+        """Draft for each particle; `log_q` (rows, N, γ) is float64, -inf where no id had mass, nan for nan logits."""
+        if self.chains > 1 and not self.decoder.cache.is_filled:
+            if any(canvas.generated[row] != 1 for row in live):
+                self.decoder.cache.batch = len(live) * self.chains  # the texts differ: each is read on its own
+            elif not self.shared_start:
+                self._read_prompts(canvas, live)
+        return super().propose(canvas, live, num_tokens)
+
+    def _read_prompts(self, canvas: Canvas, live: Sequence[int]) -> None:
+        lengths = [length - 1 for length in canvas.lengths(live)]
+        prompts = canvas.read(live, max(lengths) + 1, 0)[:: self.chains, :-1]
+        self.decoder.feed(self._embeddable(prompts), lengths, keep=1)
+        self.decoder.cache.select([row for row in range(len(live)) for _ in range(self.chains)])
+        self.filled = lengths
+
+    def _pick(self, scores: torch.Tensor, first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        assert self.randomness is not None
+        tokens = gumbel_max(scores, self.randomness.exponentials(*scores.shape))
+        log_q = token_log_probs(scores, tokens)
+        return tokens, log_q, log_q
+
+    def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Refused: transformers' loop accepts or rejects one candidate, and has no use for weighted ones."""
+        raise NotImplementedError(
+            "ParticleGenerator drafts weighted particles: use ChainGenerator in assisted decoding"
+        )
 
 
 def _ids(value: int | list[int] | None) -> list[int]:

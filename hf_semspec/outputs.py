@@ -103,6 +103,10 @@ class DecodingStats(_Rates):
         draft_seconds, target_seconds, other_seconds, total_seconds: wall time by the host's clock; on an accelerator
             a model's share is the time to queue its work, and the wait for it falls to `other_seconds`.
         sampling: the resolved `do_sample`, `temperature`, `top_k` and `top_p` of the call.
+        dead_particles: particles whose weight vanished, counted in the round where it did (smc).
+        collapses: blocks dropped because every weight of a prompt vanished (smc).
+        resamplings: resampling events, one a prompt and round (smc).
+        mean_ess: effective sample size before resampling, mean over prompts and rounds (smc).
         mean_target_entropy, mean_draft_entropy: of the processed laws at the drafted positions that were tested, nats
             (easd).
     """
@@ -118,6 +122,10 @@ class DecodingStats(_Rates):
     target_seconds: float = 0.0
     total_seconds: float = 0.0
     sampling: dict[str, Any] = field(default_factory=dict)
+    dead_particles: int = 0
+    collapses: int = 0
+    resamplings: int = 0
+    mean_ess: float = math.nan
     mean_target_entropy: float = math.nan
     mean_draft_entropy: float = math.nan
 
@@ -160,12 +168,29 @@ class SemSpecOutput(GenerateDecoderOnlyOutput):
             rejected the drafted one.
         target_entropies, draft_entropies (`torch.Tensor` of shape `(batch, new_tokens)`, float32): easd only: nats of
             the processed laws where a drafted token was tested, nan elsewhere.
+        particles (`torch.LongTensor` of shape `(prompts, N, length)`): smc only, as all below: every particle, laid
+            out like `sequences`.
+        log_weights (`torch.Tensor` of shape `(prompts, N)`, float64): natural log, since the last resampling, not
+            normalised.
+        ess (`torch.Tensor` of shape `(prompts, rounds)`, float64): effective sample size before resampling, nan after
+            a prompt's end.
+        ancestors (`torch.LongTensor` of shape `(prompts, rounds, N)`): the slot that each slot was copied from at the
+            end of the round; the identity where nothing was resampled.
+        log_evidence (`torch.Tensor` of shape `(prompts,)`, float64): log of the estimate of Σ p^α over texts; -inf
+            after a collapse.
+        sequence_log_weights (`torch.Tensor` of shape `(rows,)`, float64): `log_weights` of the returned rows.
     """
 
     stats: DecodingStats
     triggers: torch.Tensor
     target_entropies: torch.Tensor
     draft_entropies: torch.Tensor
+    particles: torch.Tensor
+    log_weights: torch.Tensor
+    ess: torch.Tensor
+    ancestors: torch.Tensor
+    log_evidence: torch.Tensor
+    sequence_log_weights: torch.Tensor
 
 
 _lock = threading.Lock()

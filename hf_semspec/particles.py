@@ -70,8 +70,8 @@ def log_increments(
     """
     num_drafted = log_p.shape[-1]
     terms = power * log_p.double() - log_q.double()
-    # A token that p excludes ends the particle's weight, whatever q says of it.
-    terms = terms.masked_fill(log_p == -torch.inf, -torch.inf)
+    # A token that p excludes, or that q could not draw, ends the particle's weight.
+    terms = terms.masked_fill((log_p == -torch.inf) | (log_q == -torch.inf), -torch.inf)
     counted = torch.arange(num_drafted, device=kept.device) < kept.unsqueeze(-1)
     drafted = terms.masked_fill(~counted, 0.0).sum(dim=-1)
     return drafted + bonus.double().masked_fill(kept <= num_drafted, 0.0)
@@ -147,7 +147,12 @@ def keep_survivors(counts: torch.Tensor) -> torch.Tensor:
 
 
 def resample(
-    log_weights: torch.Tensor, log_evidence: torch.Tensor, threshold: float, method: str, uniforms: torch.Tensor
+    log_weights: torch.Tensor,
+    log_evidence: torch.Tensor,
+    threshold: float,
+    method: str,
+    uniforms: torch.Tensor,
+    going_on: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Resample the rows with N >= 2 and ESS < threshold·N.
 
@@ -155,6 +160,8 @@ def resample(
         log_weights: (rows, N) float64, not all -inf in any row.
         log_evidence: (rows,) float64.
         uniforms: (rows, N) in [0, 1).
+        going_on: (rows,) bool, the rows that another block follows; by default all. At the end the choice of what to
+            return takes the place of resampling.
 
     Returns:
         ancestors (rows, N) int64, the identity where nothing was resampled; log_weights, 0 where something was;
@@ -164,7 +171,7 @@ def resample(
     number = log_weights.shape[-1]
     ess = effective_sample_size(log_weights)
     uneven = ess < threshold * number * (1 - ROUNDING)
-    uneven = uneven & (number >= 2)
+    uneven = uneven & (number >= 2) if going_on is None else uneven & going_on & (number >= 2)
     chosen = keep_survivors(resampling_counts(normalised(log_weights), method, uniforms))
     column = uneven.unsqueeze(-1)
     ancestors = torch.where(column, chosen, torch.arange(number, device=chosen.device))

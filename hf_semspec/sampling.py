@@ -23,6 +23,9 @@ _HISTORYLESS_NAMES = (
 )
 HISTORYLESS = tuple(getattr(logits_process, name) for name in _HISTORYLESS_NAMES if hasattr(logits_process, name))
 
+# Those that `generate` puts after the temperature.
+WARPERS = tuple(kind for kind in HISTORYLESS if kind.__name__.endswith("LogitsWarper"))
+
 
 class CallRandomness:
     """The random numbers of one call: a generator on `device`, seeded by one draw from torch's global CPU generator.
@@ -51,6 +54,10 @@ class CallRandomness:
     def uniforms(self, *shape: int) -> torch.Tensor:
         """Uniform numbers in [0, 1), float32."""
         return torch.rand(shape, generator=self.generator, device=self.device)
+
+    def exponentials(self, *shape: int) -> torch.Tensor:
+        """Standard exponential numbers, float32; their negative logarithm is Gumbel noise."""
+        return torch.empty(shape, device=self.device).exponential_(generator=self.generator)
 
     def draw(self, law: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """One id from each row of `law` (rows, vocabulary), probabilities that need not be normalised.
@@ -115,3 +122,58 @@ class Processors:
                 full[[live[i] for i in at]] = scores[where]
                 result[where] = processor(history, full)[[live[i] for i in at]]
         return result
+
+
+class BlockProcessors(Processors):
+    """Processors that are shown a population in blocks of the rows that `generate` prepared for them.
+
+    Of N particles of each of B prompts, particle c·k + i of prompt b stands in row b·k + i of block c; the last block
+    is filled up with the last particle.
+
+    Args:
+        processors: as [`Processors`].
+        rows (`int`): k, the rows that `generate` prepared for each prompt, `num_return_sequences`.
+    """
+
+    def __init__(self, processors: Sequence[Any], rows: int) -> None:
+        super().__init__(processors)
+        self.rows = rows
+
+    def __call__(
+        self, scores: torch.Tensor, shown: torch.Tensor, live: Sequence[int], lengths: Sequence[int]
+    ) -> torch.Tensor:
+        """Process `scores` (prompts, particles, positions, vocabulary); see [`Processors`]."""
+        if self.rows == 1 or all(type(processor) in HISTORYLESS for processor in self.processors):
+            return super().__call__(scores, shown, live, lengths)
+        k, particles = self.rows, scores.shape[1]
+        processed = super().__call__(
+            in_blocks(scores, k),
+            in_blocks(shown, k),
+            [row * k + i for row in live for i in range(k)],
+            [length for length in lengths for _ in range(k)],
+        )
+        return from_blocks(processed, k)[:, :particles]
+
+
+def in_blocks(values: torch.Tensor, rows: int) -> torch.Tensor:
+    """(prompts, N, ...) as (prompts * rows, ⌈N / rows⌉, ...): see [`BlockProcessors`]."""
+    prompts, particles = values.shape[:2]
+    blocks = -(-particles // rows)
+    index = torch.arange(blocks * rows, device=values.device).clamp(max=particles - 1)
+    split = values[:, index].view(prompts, blocks, rows, *values.shape[2:])
+    return split.transpose(1, 2).reshape(prompts * rows, blocks, *values.shape[2:])
+
+
+def from_blocks(values: torch.Tensor, rows: int) -> torch.Tensor:
+    """The inverse of [`in_blocks`], the filling included: (prompts, ⌈N / rows⌉ * rows, ...)."""
+    split = values.reshape(-1, rows, *values.shape[1:]).transpose(1, 2)  # (prompts, blocks, rows, ...)
+    return split.flatten(1, 2)
+
+
+def with_temperature(processors: Sequence[Any], temperature: float | None) -> list[Any]:
+    """`processors` with this temperature in place of their own; as they are if it is `None`."""
+    if temperature is None:
+        return list(processors)
+    others = [p for p in processors if type(p) is not logits_process.TemperatureLogitsWarper]
+    place = next((i for i, p in enumerate(others) if type(p) in WARPERS), len(others))
+    return [*others[:place], logits_process.TemperatureLogitsWarper(temperature), *others[place:]]

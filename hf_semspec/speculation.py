@@ -216,7 +216,7 @@ class Speculation:
         if block.draft is not None:
             values = torch.cat((values, block.draft.ids.flatten(1)), dim=1)
         rows = read_on_host(values)
-        self._check_broken(rows[0][3])
+        check_laws(rows[0][3], self.request)
         width = block.scores.shape[2]
         committed = []
         for accepted, _, chain, _, next_id, *drafted in rows:
@@ -225,15 +225,6 @@ class Speculation:
         padded = [ids + [self.canvas.pad] * (width - len(ids)) for ids in committed]
         self.canvas.write(self.live, 0, torch.tensor(padded, device=self.device).unsqueeze(1))
         return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], committed
-
-    def _check_broken(self, broken: int) -> None:
-        for bit, role, model in ((1, "target", self.request.model), (2, "draft", self.request.draft)):
-            if broken & bit:
-                raise ValueError(
-                    f"the {role} model {_name(model)} gave logits without a law (nan, or every id masked out): check "
-                    "its "
-                    "weights, its quantization and the logits processors"
-                )
 
     def _clear(self, row: int, start: int, stop: int) -> None:
         """Forget the tokens of `row` in columns [start, stop) of new text."""
@@ -255,12 +246,12 @@ class Speculation:
         """Give every chain of a row the cache of the chain that was committed."""
         if self.chains == 1 or num_drafted == 0:
             return
-        source = [i * self.chains + chain for i, chain in enumerate(chains) for _ in range(self.chains)]
+        rows = [i for i in range(len(chains) * self.chains) if i % self.chains != chains[i // self.chains]]
+        sources = [row - row % self.chains + chains[row // self.chains] for row in rows]
         lengths = self.canvas.lengths(self.live)
         low = min(lengths) - num_drafted - 2
-        index = torch.tensor(source, device=self.device)
         for cache in (self.target.cache, self.drafter.decoder.cache):
-            cache.copy_rows(index, max(low, 0), cache.end)
+            cache.copy_rows(sources, rows, max(low, 0), cache.end)
 
     def _retire(self) -> None:
         """Stream what is settled; rows that ended leave both models, their states kept if the cache is to be
@@ -331,12 +322,11 @@ class Speculation:
         stats.draft_forwards, stats.draft_tokens, stats.draft_seconds = draft.forwards, draft.tokens, draft.seconds
         stats.total_seconds = time.perf_counter() - self.began
         if stats.tested >= LOW_ACCEPTANCE_TESTED and stats.acceptance_rate < LOW_ACCEPTANCE:
+            names = describe_model(self.request.draft), describe_model(self.request.model)
             warn_once(
-                f"fewer than {LOW_ACCEPTANCE:.0%} of the tokens drafted by {_name(self.request.draft)} were accepted "
-                "by "
-                f"{_name(self.request.model)}: the output is right but nothing is gained; check that both were "
-                "trained on the "
-                "same tokenizer and chat template, and that quantization has not broken the draft"
+                f"fewer than {LOW_ACCEPTANCE:.0%} of the tokens drafted by {names[0]} were accepted by {names[1]}: "
+                "the output is right but nothing is gained; check that both were trained on the same tokenizer and "
+                "chat template, and that quantization has not broken the draft"
             )
 
 
@@ -347,6 +337,17 @@ def read_on_host(values: torch.Tensor) -> list[list[int]]:
     return rows
 
 
-def _name(model: Any) -> str:
+def check_laws(broken: int, request: Request) -> None:
+    """Raise where a model gave no law to draw from: bit 0 of `broken` is the target, bit 1 the draft."""
+    for bit, role, model in ((1, "target", request.model), (2, "draft", request.draft)):
+        if broken & bit:
+            raise ValueError(
+                f"the {role} model {describe_model(model)} gave logits without a law (nan, or every id masked out): "
+                "check its weights, its quantization and the logits processors"
+            )
+
+
+def describe_model(model: Any) -> str:
+    """Its class, and where it was loaded from."""
     path = getattr(model.config, "_name_or_path", "")
     return f"{type(model).__name__} ({path})" if path else type(model).__name__

@@ -68,6 +68,14 @@ class StopRules:
         return [bool(flag) for flag in verdict.tolist()]
 
 
+class ParticleStopRules(StopRules):
+    """`StopRules` with a particle for a row; criteria are called with blocks of the rows that `generate` prepared."""
+
+    def _call(self, ids: torch.Tensor, scores: Any) -> list[bool]:
+        """Verdicts for `ids` (rows, blocks, width), block after block."""
+        return [flag for block in ids.unbind(dim=1) for flag in StopRules._call(self, block.clone(), scores)]
+
+
 class SettledStream:
     """Feeds a streamer the way plain `generate` does: one column of the batch at a time, each once, and only settled
     ones."""

@@ -301,7 +301,7 @@ def test_scheme_given_as_an_object(scheme: Any) -> None:
         SemSpecConfig(scheme, num_draft_tokens=3)
 
 
-@pytest.mark.parametrize("scheme", ["smc", "", "LOSSLESS", None, 5, EASDConfig, {"scheme": "easd"}, ["easd"]])
+@pytest.mark.parametrize("scheme", ["parse", "", "LOSSLESS", None, 5, EASDConfig, {"scheme": "easd"}, ["easd"]])
 def test_unknown_schemes(scheme: Any) -> None:
     with pytest.raises(ValueError, match='`scheme` must be one of "lossless", "easd", "smc", but is '):
         SemSpecConfig(scheme)
