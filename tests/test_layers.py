@@ -17,12 +17,13 @@ LAYERS = [
     ["compatibility", "pipelines"],
     ["schemes"],
     ["speculation"],
-    ["drafting", "scoring", "inputs", "results"],
+    ["calls"],
+    ["drafting", "inputs", "results"],
     ["decoder"],
     ["cache", "canvas", "masking", "sampling", "stopping", "drafts"],
     ["configuration", "outputs"],
     ["checks", "notices"],
-    ["acceptance", "uncertainty", "particles", "prefixes"],
+    ["acceptance", "uncertainty"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = LAYERS[-1]
