@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from hf_semspec import EASDConfig, SemSpecConfig, calibrate_easd
 from hf_semspec.uncertainty import entropy
@@ -108,6 +109,15 @@ def test_calibration_returns_a_config_that_triggers_at_its_percentile(tmp_path: 
     assert model.generate(**inputs, assistant_model=draft, generation_config=config).stats.triggered > 0
     calibration.plot(tmp_path / "entropies.png")
     assert (tmp_path / "entropies.png").stat().st_size > 1000
+
+
+def test_calibration_takes_every_setting_it_is_given() -> None:
+    model = tiny("llama", 4)
+    row = row_of(prompts((5,)), 0)
+    settings = GenerationConfig(do_sample=True, top_k=3, suppress_tokens=list(range(5, 97)))
+    calibration = calibrate_easd(model, model, [row], generation_config=settings, max_new_tokens=12, progress=False)
+    assert calibration.config.calibrated_for == {"do_sample": True, "temperature": 1.0, "top_k": 3, "top_p": 1.0}
+    assert float(calibration.target_entropies.max()) <= math.log(3) + 1e-6
 
 
 def test_other_sampling_settings_than_the_calibrated_ones_warn_once() -> None:
