@@ -54,7 +54,7 @@ types: $(VENV)/.stamp
 	$(BIN)/mypy
 
 bench: $(VENV)/.stamp-model
-	OMP_NUM_THREADS=1 $(BIN)/python -m hf_semspec.bench $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m hf_semspec.bench --out docs/bench --page docs/benchmarks.md $(ARGS)
 
 clean:
 	rm -rf .venv .venv-$(OLDEST) .venv-$(MIDDLE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

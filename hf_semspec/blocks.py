@@ -4,7 +4,6 @@ The N particles of a prompt are N rows of both models and advance in step, whate
 its slot and its weight, and its tokens past its end are padding that counts for nothing.
 """
 
-import copy
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +12,14 @@ import torch
 from torch.nn import functional
 
 from .cache import text_config
+from .calls import Request
 from .canvas import Canvas
 from .decoder import CachedModel, compute_device
 from .drafting import Draft, DraftLength, ParticleGenerator
 from .inputs import read_inputs
 from .particles import gumbel_max, token_log_probs
 from .sampling import BlockProcessors, CallRandomness, in_blocks, with_temperature
-from .speculation import Request, read_on_host
+from .speculation import read_on_host
 from .stopping import ParticleStopRules
 
 
@@ -29,8 +29,9 @@ class Block:
 
     Args:
         ids: (rows, N, γ) drafted ids, γ = 0 where nothing could be drafted.
+        counts, drafted: how many of the γ each row has room for, as ints and as (rows, 1) int64.
         log_q, log_p: (rows, N, γ) float64 of the drafted ids.
-        last: (rows, N, vocabulary) processed scores after the last of them, the bonus token's law.
+        last: (rows, N, vocabulary) processed scores after those, the bonus token's law.
         scores: (rows, N, γ+1, vocabulary) float32, the target's processed scores.
         logits: the same before the processors; `None` unless the caller wants them.
         noise: (rows, N, vocabulary) exponentials for the one token that is drawn from the target.
@@ -42,6 +43,8 @@ class Block:
     """
 
     ids: torch.Tensor
+    counts: list[int]
+    drafted: torch.Tensor
     log_q: torch.Tensor
     log_p: torch.Tensor
     last: torch.Tensor
@@ -84,7 +87,7 @@ class Particles:
         if inputs.cache is not None and any(inputs.cached):
             self.target.cache.adopt(inputs.cache, inputs.visible[:, : inputs.cache.get_seq_length()])
         self.processors = BlockProcessors(request.processors, self.copies)
-        own = with_temperature(copy.deepcopy(list(request.processors)), scheme.draft_temperature)
+        own = with_temperature(self.processors.copies().processors, scheme.draft_temperature)
         self.drafter = ParticleGenerator(
             request.draft,
             int(text_config(model).vocab_size),
@@ -109,35 +112,40 @@ class Particles:
 
     def draft_and_score(self) -> Block:
         """γ draft forwards and one target forward over [x0, d_1..d_γ] of all particles."""
-        room = max(self.rules.room - self.canvas.generated[row] for row in self.live)
-        num_tokens = self.drafter.num_tokens(self.live, self.canvas, room)
-        draft = self.drafter.propose(self.canvas, self.live, num_tokens) if num_tokens else None
+        rooms = [self.rules.room - self.canvas.generated[row] for row in self.live]
+        counts = self.drafter.plan(self.live, self.canvas, rooms)
+        num_tokens = max(counts)
+        draft = self.drafter.propose(self.canvas, self.live, counts) if num_tokens else None
         ends = [length + num_tokens for length in self._target_lengths() for _ in range(self.number)]
-        return self._score(self.target.feed(self.canvas.read(self.live, 1, num_tokens), ends, num_tokens + 1), draft)
+        logits = self.target.feed(self.canvas.read(self.live, 1, num_tokens), ends, num_tokens + 1)
+        return self._score(logits, draft, counts)
 
     def _target_lengths(self) -> list[int]:
         offsets = self.inputs.offsets
         return [length + offsets[row] for row, length in zip(self.live, self.canvas.lengths(self.live), strict=True)]
 
-    def _score(self, logits: torch.Tensor, draft: Draft | None) -> Block:
+    def _score(self, logits: torch.Tensor, draft: Draft | None, counts: list[int]) -> Block:
         rows, width = len(self.live), logits.shape[1]
         raw = logits.to(device=self.device, dtype=torch.float32).view(rows, self.number, width, -1)
         unprocessed = raw.clone() if self.keep_logits else None
         scores = self.processors(raw, self.canvas.shown, self.live, self.canvas.widths(self.live))
         ids = self.new_tokens.new_zeros(rows, self.number, 0) if draft is None else draft.ids
         log_q = self.log_weights.new_zeros(ids.shape) if draft is None or draft.log_q is None else draft.log_q
-        last = scores[:, :, -1]
+        drafted = torch.tensor(counts, device=self.device)
+        last = scores[torch.arange(rows, device=self.device), :, drafted]
         noise = self.randomness.exponentials(*last.shape)
-        return Block(ids, log_q, token_log_probs(scores[:, :, :-1], ids), last, scores, unprocessed, noise)
+        log_p = token_log_probs(scores[:, :, :-1], ids)
+        return Block(ids, counts, drafted.unsqueeze(1), log_q, log_p, last, scores, unprocessed, noise)
 
     def judge(self, block: Block, bonus: torch.Tensor) -> None:
         """Cut each particle at its first EOS, stopping criterion or the length limit; the bonus ends its block."""
-        tokens = torch.cat((block.ids, bonus.unsqueeze(-1)), dim=-1)
-        limit = torch.tensor(self._limits(tokens.shape[-1]), device=self.device).unsqueeze(1)
+        tokens, limit = functional.pad(block.ids, (0, 1)), block.drafted + 1
+        places = torch.arange(tokens.shape[-1], device=self.device)
+        tokens = torch.where(places == block.drafted.unsqueeze(-1), bonus.unsqueeze(-1), tokens)
         ends = functional.pad(self._is_eos(tokens), (0, 1), value=True).long().argmax(dim=-1) + 1
         if self.rules.called:
             self.canvas.write(self.live, 0, self._padded(tokens, ends))
-            ends = torch.minimum(ends, self._called(tokens, self.finished))
+            ends = torch.minimum(ends, self._called(tokens, block.counts, self.finished))
         block.kept = torch.minimum(ends, limit).masked_fill(self.finished, 0)
         block.ended = (ends <= limit) | self.finished
         block.tokens = self._padded(tokens, block.kept)
@@ -145,11 +153,11 @@ class Particles:
 
     def open_prompts(self, block: Block) -> torch.Tensor:
         """Which prompts go on after the block, (live,) bool."""
-        room = [self.rules.room - self.canvas.generated[row] > block.tokens.shape[-1] for row in self.live]
-        return torch.tensor(room, device=self.device) & ~block.ended.all(dim=-1)
-
-    def _limits(self, width: int) -> list[int]:
-        return [min(width, self.rules.room - self.canvas.generated[row]) for row in self.live]
+        generated = [
+            self.canvas.generated[row] + count + 1 for row, count in zip(self.live, block.counts, strict=True)
+        ]
+        room = torch.tensor([self.rules.room > length for length in generated], device=self.device)
+        return room & ~block.ended.all(dim=-1)
 
     def _is_eos(self, tokens: torch.Tensor) -> torch.Tensor:
         return (tokens.unsqueeze(-1) == self.eos).any(dim=-1)
@@ -158,18 +166,18 @@ class Particles:
         places = torch.arange(tokens.shape[-1], device=self.device)
         return tokens.masked_fill(places >= kept.unsqueeze(-1), self.canvas.pad)
 
-    def _called(self, tokens: torch.Tensor, closed: torch.Tensor) -> torch.Tensor:
+    def _called(self, tokens: torch.Tensor, counts: list[int], closed: torch.Tensor) -> torch.Tensor:
         """How many of the `tokens` each particle keeps by the caller's own criteria, (live, N), one more than there
         are if they do not end it; those `closed` are not asked.
 
         They run on the host, one token after the other, as plain `generate` calls them.
         """
-        rows, skip, limits = tokens.tolist(), closed.tolist(), self._limits(tokens.shape[-1])
+        rows, skip = tokens.tolist(), closed.tolist()
         news, places, widths = [], [], []
         copies, batch = self.copies, self.canvas.shown.shape[0]
         for i, (row, width) in enumerate(zip(self.live, self.canvas.widths(self.live), strict=True)):
             for n in range(self.number):
-                news.append([] if skip[i][n] else rows[i][n][: limits[i]])
+                news.append([] if skip[i][n] else rows[i][n][: counts[i] + 1])
                 places.append((n // copies * batch + row) * copies + n % copies)
                 widths.append(width)
         ends = self.rules.cut(
@@ -205,15 +213,16 @@ class Particles:
     def _judge_revived(self, block: Block) -> list[list[int]]:
         """Ask the caller's criteria about the tokens of dropped blocks too; who is finished then, (live, N)."""
         closed = self.finished | ~block.collapsed.unsqueeze(-1)
-        self.finished = self.finished | (self._called(block.tokens[:, :, :1], closed) <= 1)
+        self.finished = self.finished | (self._called(block.tokens[:, :, :1], [0] * len(self.live), closed) <= 1)
         return read_on_host(self.finished.long())
 
     def _broken(self, block: Block) -> torch.Tensor:
         """Bits of the models that gave no law where one was needed."""
-        counted = torch.arange(block.ids.shape[-1], device=self.device) < block.kept.unsqueeze(-1)
+        limit = torch.minimum(block.kept, block.drafted).unsqueeze(-1)
+        counted = torch.arange(block.ids.shape[-1], device=self.device) < limit
         draft = (block.log_q.isnan() & counted).any()
         target = (block.log_p.isnan() & ~block.log_q.isnan() & counted).any()
-        at_end = (block.last.isnan().any(dim=-1) & (block.kept > block.ids.shape[-1])).any()
+        at_end = (block.last.isnan().any(dim=-1) & (block.kept > block.drafted)).any()
         nothing_left = (self.log_weights == -torch.inf).all(dim=-1).any()
         return (target | at_end | nothing_left).long() + 2 * draft.long()
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from .checks import SAMPLING_SETTINGS
 from .configuration import EASDConfig, SemSpecConfig
 
 
@@ -70,7 +69,8 @@ def calibrate_easd(
         prompts: strings (with `tokenizer`), or dicts of `input_ids` and `attention_mask`.
         percentile (`float` in [0, 100]): share of positions, in percent, that lie below each threshold.
         config (`EASDConfig`, *optional*): the other fields of the result; defaults otherwise.
-        generation_config (`GenerationConfig`, *optional*): sampling settings to calibrate for; greedy otherwise.
+        generation_config (`GenerationConfig`, *optional*): the settings to calibrate for, its length aside; greedy
+            otherwise.
         tokenizer: turns strings into ids.
         max_new_tokens (`int`): tokens to decode a prompt.
         progress (`bool`): show a progress bar (with rich, if it is installed).
@@ -94,9 +94,9 @@ def calibrate_easd(
         trigger="entropy",
         calibrated_for=None,
     )
-    settings = (generation_config or GenerationConfig(do_sample=False)).to_dict()
-    given = {name: settings[name] for name in SAMPLING_SETTINGS if settings.get(name) is not None}
-    call = SemSpecConfig(exact, max_new_tokens=max_new_tokens, return_dict_in_generate=True, **given)
+    settings = {"do_sample": False} if generation_config is None else generation_config.to_diff_dict()
+    settings = {name: value for name, value in settings.items() if name not in ("transformers_version", "semspec")}
+    call = SemSpecConfig(exact, **{**settings, "max_new_tokens": max_new_tokens, "return_dict_in_generate": True})
     target_values, draft_values, sampling = [], [], {}
     for batch in _progress(batches, progress):
         output = model.generate(**batch, assistant_model=draft, generation_config=call)

@@ -50,7 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hf-semspec", description="Speculative decoding behind generate().")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="SmolLM2-135M on three word problems, the greedy schemes beside plain decoding")
+    demo = commands.add_parser(
+        "demo", help="SmolLM2-135M on three word problems, the greedy schemes beside plain decoding"
+    )
     demo.add_argument("--draft", choices=("bf16", "nf4"), help="the draft: a copy of the target in this form")
     demo.add_argument("--limit", type=_positive, default=3, metavar="N", help="word problems to decode (default 3)")
     demo.add_argument("--max-new-tokens", type=_positive, default=64, metavar="N")

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
 from .cache import attention_windows
 from .drafts import check_vocabularies
@@ -48,8 +48,8 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
     if draft is None:
         raise ValueError(
             f"the generation config asks for the scheme {scheme.name!r}, which needs a draft: pass "
-            "assistant_model=..., or decode "
-            "plainly with generate(..., semspec=None)"
+            "assistant_model=... (not beside a custom_generate callable, which drops it), or decode plainly with "
+            "generate(..., semspec=None)"
         )
     for option, off in _REFUSED.items():
         value = getattr(config, option, None)
@@ -114,8 +114,3 @@ def _warn_of_ignored(config: Any) -> None:
             warn_once(
                 f"{option} has no effect under semspec: num_draft_tokens is the one knob for the length of drafts"
             )
-
-
-def is_model(value: Any) -> bool:
-    """Whether `value` is a model object rather than a name."""
-    return isinstance(value, PreTrainedModel)

@@ -64,14 +64,14 @@ class EASDConfig:
         target_entropy_threshold (`float`, *optional*, defaults to 1.0):
             τ_p in nats, >= 0: the target counts as uncertain where the entropy of its processed law is at least this.
             `inf` switches the extra rejection off, which gives `lossless` bit for bit. The authors take percentiles of
-            entropies on held-out text and publish none: the default is uncalibrated and ours.
+            entropies on held-out text; we know of no published value: the default is uncalibrated and ours.
         draft_entropy_threshold (`float`, *optional*, defaults to 1.0):
             τ_q in nats, >= 0, the same for the draft. The default is uncalibrated and ours.
         overlap_threshold (`float`, *optional*, defaults to 0.8):
             ρ >= 0: the two laws agree where at least this share of their `top_n` sets is common; above 1 they never
-            do. The authors publish no value: the default is ours.
+            do. We know of no published value: the default is ours.
         top_n (`int`, *optional*, defaults to 10):
-            N, the size of those sets, in [1, 1000]. The authors publish no value: the default is ours.
+            N, the size of those sets, in [1, 1000]. We know of no published value: the default is ours.
         penalty (`float`, *optional*, defaults to 0.0):
             What the target's probability of the rejected token is multiplied by before the next one is drawn, in
             [0, 1]. 0 excludes the token (v1 of the paper), 1 draws from the target as it is (v2's abstract read

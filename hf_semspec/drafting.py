@@ -23,7 +23,7 @@ class Draft:
     Args:
         ids: (rows, chains, γ) int64.
         valid: (rows, chains, γ) bool: positions that were really drafted; `None` if all were.
-        counts: for each row, how many of the γ positions lie within the draft's context.
+        counts: for each row, how many of the γ positions were to be drafted.
         log_q: (rows, chains, γ, vocabulary) log-probabilities the ids were drawn from; `None` if they were not asked
             for.
         broken: () bool, whether any tested logits were nan.
@@ -118,20 +118,27 @@ class ChainGenerator(CandidateGenerator):
         self.filled = [0] * batch
         self._fed: torch.Tensor | None = None
 
-    def num_tokens(self, live: Sequence[int], canvas: Canvas, room: int) -> int:
-        """γ for a round in which the row with most space can still take `room` tokens."""
-        space = self.context - min(canvas.lengths(live)) + 1
-        if space <= 0:
+    def plan(self, live: Sequence[int], canvas: Canvas, rooms: Sequence[int]) -> list[int]:
+        """For each row, how many tokens to draft this round.
+
+        A row with room for `rooms[i]` more tokens is drafted at most one less, since the round ends with one of the
+        target's; past the draft's own context nothing is drafted.
+        """
+        spaces = [self.context - length + 1 for length in canvas.lengths(live)]
+        if min(spaces) <= 0:
             warn_once(
                 f"the text has outgrown the draft's context of {self.context} tokens: rows past it are decoded "
-                "without "
-                "drafts from there on"
+                "without drafts from there on"
             )
-        return max(0, min(self.length.pick(), room - 1, space))
+        most = self.length.pick()
+        return [max(0, min(most, room - 1, space)) for room, space in zip(rooms, spaces, strict=True)]
 
-    def propose(self, canvas: Canvas, live: Sequence[int], num_tokens: int) -> Draft:
-        """Draft `num_tokens` ids for each chain of the rows `live` and leave them on `canvas` behind the rows'
-        tokens."""
+    def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
+        """Draft for each chain of the rows `live` and leave the ids on `canvas` behind the rows' tokens.
+
+        All rows go along with the one that is to get most; what a row gets past its own count is not valid.
+        """
+        num_tokens = max(counts)
         lengths = canvas.lengths(live)
         back = max(length - filled for length, filled in zip(lengths, self.filled, strict=True))
         ids = canvas.read(live, back, 0)
@@ -157,7 +164,7 @@ class ChainGenerator(CandidateGenerator):
             peaks.append(peak)
             laws.append(log_q)
         self.filled = [length + num_tokens - 1 for length in lengths]
-        draft = self._draft(drafted, peaks, laws, lengths)
+        draft = self._draft(drafted, peaks, laws, counts)
         canvas.write(live, 0, draft.ids)
         return draft
 
@@ -174,11 +181,10 @@ class ChainGenerator(CandidateGenerator):
             self.decoder.cache.batch = len(rows)
 
     def _draft(
-        self, drafted: list[torch.Tensor], peaks: list[torch.Tensor], laws: list[Any], lengths: Sequence[int]
+        self, drafted: list[torch.Tensor], peaks: list[torch.Tensor], laws: list[Any], counts: list[int]
     ) -> Draft:
         num_tokens = len(drafted)
         peak = torch.stack(peaks, dim=-1)
-        counts = [min(num_tokens, max(self.context - length + 1, 0)) for length in lengths]
         valid = peak > -torch.inf if self.processors.processors or self.own_vocabulary < self.vocabulary else None
         broken = torch.isnan(peak)
         if min(counts) < num_tokens:
@@ -229,11 +235,11 @@ class ChainGenerator(CandidateGenerator):
             same = min(self.filled[0], length - 1)
             differs = (self._fed[0, :same] != canvas.shown[0, 0, :same]).nonzero()
             self.filled = [int(differs[0]) if len(differs) else same]
-        num_tokens = self.num_tokens([0], canvas, self.max_length - length)
-        if num_tokens == 0:
+        counts = self.plan([0], canvas, [self.max_length - length])
+        if counts == [0]:
             return input_ids, None
-        draft = self.propose(canvas, [0], num_tokens)
-        self._fed = canvas.shown[0, :, : length + num_tokens]
+        draft = self.propose(canvas, [0], counts)
+        self._fed = canvas.shown[0, :, : length + counts[0]]
         ids = torch.cat([input_ids, draft.ids[:, 0].to(input_ids.device)], dim=1)
         return ids, None if self.randomness is None or draft.log_q is None else draft.log_q[:, 0]
 
@@ -256,24 +262,14 @@ class ParticleGenerator(ChainGenerator):
         super().__init__(*args, **kwargs)
         self.shared_start = shared_start
 
-    def num_tokens(self, live: Sequence[int], canvas: Canvas, room: int) -> int:
-        """γ for a round; the longest row decides, because all particles weigh the same positions."""
-        space = self.context - max(canvas.lengths(live)) + 1
-        if space <= 0:
-            warn_once(
-                f"the text has outgrown the draft's context of {self.context} tokens: it is decoded without drafts "
-                "from there on, and in a batch so are the other rows until that one ends"
-            )
-        return max(0, min(self.length.pick(), room - 1, space))
-
-    def propose(self, canvas: Canvas, live: Sequence[int], num_tokens: int) -> Draft:
+    def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
         """Draft for each particle; `log_q` (rows, N, γ) is float64, -inf where no id had mass, nan for nan logits."""
         if self.chains > 1 and not self.decoder.cache.is_filled:
             if any(canvas.generated[row] != 1 for row in live):
                 self.decoder.cache.batch = len(live) * self.chains  # the texts differ: each is read on its own
             elif not self.shared_start:
                 self._read_prompts(canvas, live)
-        return super().propose(canvas, live, num_tokens)
+        return super().propose(canvas, live, counts)
 
     def _read_prompts(self, canvas: Canvas, live: Sequence[int]) -> None:
         lengths = [length - 1 for length in canvas.lengths(live)]

@@ -10,12 +10,12 @@ from transformers import GenerationConfig
 from transformers.generation import utils as generation_utils
 from transformers.pipelines import base as pipelines_base
 
+from .calls import Request
 from .compatibility import check_options
 from .configuration import scheme_from_dict
 from .outputs import open_records, publish
 from .pipelines import load_assistant
 from .schemes import SCHEMES
-from .speculation import Request
 
 MODE = "semspec"
 METHOD = "_semspec_decoding"

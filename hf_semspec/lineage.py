@@ -22,7 +22,7 @@ class Round:
     Args:
         live: the prompts that took part.
         starts: for each, its new tokens before the round.
-        num_drafted: γ; 0 where only one token was drawn from the target.
+        drafted: for each, γ; 0 where only one token was drawn from the target.
         committed: for each, the tokens that its open particles gained.
         collapsed: for each, whether its block was dropped.
         ancestors: for each, the slot each slot was copied from at the end of the round.
@@ -32,7 +32,7 @@ class Round:
 
     live: list[int]
     starts: list[int]
-    num_drafted: int
+    drafted: list[int]
     committed: list[int]
     collapsed: list[bool]
     ancestors: list[list[int]]
@@ -74,14 +74,14 @@ class Lineage:
         for entry, row, _ in self.trace(prompt, slot):
             if entry.starts[row] >= length:
                 continue
-            if entry.num_drafted == 0:
+            drafted = entry.drafted[row]
+            if drafted == 0:
                 stats.plain += 1
             elif entry.collapsed[row]:
-                stats.count_round(entry.num_drafted, 0, "residual")
+                stats.count_round(drafted, 0, "residual")
             else:
-                stats.count_round(entry.num_drafted, entry.num_drafted, "bonus")
-                kept = min(entry.committed[row], length - entry.starts[row])
-                stats.cut += entry.num_drafted + 1 - kept
+                stats.count_round(drafted, drafted, "bonus")
+                stats.cut += drafted + 1 - min(drafted + 1, length - entry.starts[row])
         return stats
 
     def ess(self) -> torch.Tensor:

@@ -56,6 +56,7 @@ def log_increments(
     bonus: torch.Tensor,
     kept: torch.Tensor,
     power: float = 1.0,
+    drafted: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What a block adds to the log-weight of each particle: Σ α·log p − log q over its drafted tokens up to its end.
 
@@ -64,17 +65,17 @@ def log_increments(
         bonus: (rows, N), weight of the bonus token; counted only if no end came before it.
         kept: (rows, N), tokens of the block that belong to the text, the end included: γ + 1 if there was none, 0 for
             particles that were finished before.
+        drafted: (rows, 1), the drafted tokens of rows that have room for less than γ; their bonus comes after those.
 
     Returns:
         (rows, N) float64; exactly 0 where nothing was kept.
     """
-    num_drafted = log_p.shape[-1]
+    limit = torch.full_like(kept[:, :1], log_p.shape[-1]) if drafted is None else drafted
     terms = power * log_p.double() - log_q.double()
     # A token that p excludes, or that q could not draw, ends the particle's weight.
     terms = terms.masked_fill((log_p == -torch.inf) | (log_q == -torch.inf), -torch.inf)
-    counted = torch.arange(num_drafted, device=kept.device) < kept.unsqueeze(-1)
-    drafted = terms.masked_fill(~counted, 0.0).sum(dim=-1)
-    return drafted + bonus.double().masked_fill(kept <= num_drafted, 0.0)
+    counted = torch.arange(log_p.shape[-1], device=kept.device) < torch.minimum(kept, limit).unsqueeze(-1)
+    return terms.masked_fill(~counted, 0.0).sum(dim=-1) + bonus.double().masked_fill(kept <= limit, 0.0)
 
 
 def normalised(log_weights: torch.Tensor) -> torch.Tensor:

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 from .blocks import Block, Particles
+from .calls import Request
 from .checks import SAMPLING_SETTINGS
 from .lineage import Lineage, Returns, Round
 from .notices import warn_once
 from .outputs import DecodingStats
 from .particles import gumbel_max, log_mean_weight, log_normaliser, select, shared_prefix
-from .speculation import Request, check_laws, describe_model, read_on_host
+from .speculation import check_laws, describe_model, read_on_host
 from .stopping import SettledStream
 
 UNEVEN_ROUNDS, UNEVEN_SHARE = 5, 0.1
@@ -45,7 +46,7 @@ class Population(Particles):
         if self.number > 1:
             self.target.cache.select([row for row in self.live for _ in range(self.number)])
             logits = logits.repeat_interleave(self.number, dim=0)
-        block = self._score(logits, None)
+        block = self._score(logits, None, [0] * len(self.live))
         log_normalisers = log_normaliser(block.last, self.power)
         self.log_evidence = log_normalisers[:, 0]
         self.log_weights = self.log_weights.masked_fill(log_normalisers == -torch.inf, -torch.inf)
@@ -74,12 +75,11 @@ class Population(Particles):
         finished = [row[5 + 2 * n :] for row in rows]
         if any(collapsed) and self.rules.called:
             finished = self._judge_revived(block)
-        limits = self._limits(block.tokens.shape[-1])
         entry = Round(
             live=list(self.live),
             starts=[self.canvas.generated[row] for row in self.live],
-            num_drafted=block.ids.shape[-1],
-            committed=[1 if gone else limit for gone, limit in zip(collapsed, limits, strict=True)],
+            drafted=block.counts,
+            committed=[1 if gone else count + 1 for gone, count in zip(collapsed, block.counts, strict=True)],
             collapsed=collapsed,
             ancestors=sources,
             ess=ess,
@@ -87,7 +87,7 @@ class Population(Particles):
             logits=block.logits,
         )
         self.lineage.rounds.append(entry)
-        self._copy(sources, entry.num_drafted)
+        self._copy(sources, block.ids.shape[-1])
         for i, row in enumerate(self.live):
             self.canvas.generated[row] += entry.committed[i]
             self.returns.lengths[row] = lengths[i]

@@ -1,6 +1,7 @@
 """From logits to processed scores and draws: the caller's processors with the history plain `generate` would show,
 and one seeded generator a call."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,6 +99,24 @@ class Processors:
             else:
                 scores = self._with_history(processor, scores, shown, live, lengths)
         return scores
+
+    def copies(self) -> "Processors":
+        """Copies for the draft side, so that no processor sees the calls of both.
+
+        Raises:
+            ValueError: a processor cannot be copied.
+        """
+        copied = []
+        for processor in self.processors:
+            try:
+                copied.append(copy.deepcopy(processor))
+            except Exception as error:
+                raise ValueError(
+                    f"logits_processor {type(processor).__name__} cannot be copied ({error}), and the draft needs its "
+                    "own: give it a __deepcopy__, or decode plainly with generate(..., semspec=None) and without "
+                    "assistant_model"
+                ) from error
+        return Processors(copied)
 
     @staticmethod
     def _with_history(

@@ -1,9 +1,7 @@
 """The state of one call of a token-level scheme: draft a block, score it with one target pass, commit what the scheme
 decides."""
 
-import copy
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +9,7 @@ from torch.nn import functional
 
 from .acceptance import BONUS, RESAMPLED, Acceptance
 from .cache import RowStates, text_config
+from .calls import Block, Request
 from .canvas import Canvas
 from .checks import SAMPLING_SETTINGS
 from .decoder import CachedModel, compute_device
@@ -25,44 +24,6 @@ from .stopping import SettledStream, StopRules
 
 OUTCOMES = ("bonus", "residual", "resampled")
 LOW_ACCEPTANCE, LOW_ACCEPTANCE_TESTED = 0.1, 20
-
-
-@dataclass(frozen=True)
-class Request:
-    """What `generate` hands over, with the scheme's config."""
-
-    model: Any
-    draft: Any
-    scheme: Any
-    generation_config: Any
-    input_ids: torch.Tensor
-    processors: Any
-    criteria: Any
-    streamer: Any
-    model_kwargs: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Block:
-    """A scored block: γ drafts (none for a plain step) for each of `chains` chains of the live rows.
-
-    Args:
-        draft: the drafted ids, and the law they came from if it was kept; `None` for a plain step.
-        scores: (rows, chains, γ+1, vocabulary) float32, the target's processed scores.
-        logits: the same before the processors; `None` unless the caller wants them.
-        log_p: log-probabilities of the processed law; `None` unless laws are kept.
-        choices: (rows, chains, γ+1) int64 argmax of `scores`; `None` when sampling.
-        uniforms: (rows, chains, γ) in [0, 1); `None` when greedy.
-        broken: () bool, whether the target's scores hold nan or a row without mass.
-    """
-
-    draft: Draft | None
-    scores: torch.Tensor
-    logits: torch.Tensor | None
-    log_p: torch.Tensor | None
-    choices: torch.Tensor | None
-    uniforms: torch.Tensor | None
-    broken: torch.Tensor
 
 
 class Speculation:
@@ -96,7 +57,7 @@ class Speculation:
         self.drafter = ChainGenerator(
             request.draft,
             int(text_config(model).vocab_size),
-            Processors(copy.deepcopy(list(request.processors))),
+            self.processors.copies(),
             self.randomness if self.sampling else None,
             DraftLength(
                 request.scheme.num_draft_tokens,
@@ -136,9 +97,10 @@ class Speculation:
 
     def draft_and_score(self) -> Block:
         """γ draft forwards and one target forward over the drafted block."""
-        room = max(self.rules.room - self.canvas.generated[row] for row in self.live)
-        num_tokens = self.drafter.num_tokens(self.live, self.canvas, room)
-        draft = self.drafter.propose(self.canvas, self.live, num_tokens) if num_tokens else None
+        rooms = [self.rules.room - self.canvas.generated[row] for row in self.live]
+        counts = self.drafter.plan(self.live, self.canvas, rooms)
+        num_tokens = max(counts)
+        draft = self.drafter.propose(self.canvas, self.live, counts) if num_tokens else None
         ends = [length + num_tokens for length in self._target_lengths() for _ in range(self.chains)]
         return self._score(self.target.feed(self.canvas.read(self.live, 1, num_tokens), ends, num_tokens + 1), draft)
 

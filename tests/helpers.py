@@ -21,7 +21,8 @@ MARKS_CACHES = Version("5") <= VERSION
 CACHE = "cache" if Version("5.24.dev0") <= VERSION else "past_key_values"
 
 # Configurations whose greedy output must equal plain decoding's, token for token.
-EXACT = ("lossless", "easd", "chains")
+# smc samples: where both laws are cut to their best token, the target's text is the only one with weight.
+EXACT = ("lossless", "easd", "chains", "smc")
 SINGLE = ("lossless", "easd")
 
 # Most tests run drafts that are meant to be useless.
@@ -31,7 +32,7 @@ Inputs = dict[str, torch.Tensor]
 
 
 def exact(kind: str, **fields: Any) -> SemSpecConfig:
-    """`lossless`, `easd` with its extra rejection off, or three chains; `fields` of both namespaces."""
+    """`lossless`, `easd` with its extra rejection off, three chains, or `smc`; `fields` of both namespaces."""
     if kind == "easd":
         return SemSpecConfig(
             "easd",
@@ -41,6 +42,9 @@ def exact(kind: str, **fields: Any) -> SemSpecConfig:
         )
     if kind == "chains":
         return SemSpecConfig("lossless", num_chains=3, **{"num_draft_tokens": 3, **fields})
+    if kind == "smc":
+        greedy = {} if fields.pop("do_sample", False) else {"top_k": 1}
+        return SemSpecConfig("smc", **{"num_particles": 3, "num_draft_tokens": 3, **greedy, **fields})
     return SemSpecConfig(kind, **{"num_draft_tokens": 3, **fields})
 
 

@@ -1,20 +1,24 @@
 """README and docs: their Python runs as it stands (any name loads a tiny model), their links lead somewhere."""
 
+import dataclasses
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GenerationMixin
 
 import hf_semspec
-from hf_semspec import drafts
+from hf_semspec import compatibility, drafts
 from hf_semspec.bench import report
 
 from .models import draft_of, prompts, tiny, tokenizer
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+TESTS = {path.name: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py")}
 
 
 def blocks(page: Path) -> list[str]:
@@ -68,3 +72,61 @@ def test_the_drafts_page_states_the_limit_of_padding():
 def test_the_readme_names_every_scheme():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in text for name in hf_semspec.configuration.SCHEME_CONFIGS)
+
+
+def in_first_cells(page: str) -> set[str]:
+    """The names in backticks in the first column of the tables of a page, and in its prose on bookkeeping."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*?) \|", text, flags=re.MULTILINE)
+    rows += re.findall(r"^### Bookkeeping\n\n(.*?)\n\n", text, flags=re.MULTILINE | re.DOTALL)
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_the_compatibility_page_lists_every_argument_and_field_of_generate():
+    arguments = set(inspect.signature(GenerationMixin.generate).parameters) - {"self", "kwargs"}
+    fields = set(vars(GenerationConfig())) - {"semspec"}
+    assert arguments | fields <= in_first_cells("generate_compatibility.md")
+
+
+def test_the_compatibility_page_calls_refused_what_is_refused():
+    text = (DOCS / "generate_compatibility.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `") and "refused" in line]
+    assert compatibility._REFUSED.keys() <= {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_the_compatibility_page_lists_every_users_report_and_where_its_tests_are():
+    text = (DOCS / "generate_compatibility.md").read_text(encoding="utf-8")
+    listed = {
+        number: set(re.findall(r"test_\w+\.py", line))
+        for number, line in re.findall(r"^\| UI-(\d\d) \|(.*)$", text, flags=re.MULTILINE)
+    }
+    tested: dict[str, set[str]] = {}
+    for name, source in TESTS.items():
+        for number in re.findall(r"def test_ui_?(\d\d)_", source):
+            tested.setdefault(number, set()).add(name)
+    assert listed == tested
+
+
+@pytest.mark.parametrize("page", [DOCS / "testing.md", DOCS / "generate_compatibility.md"], ids=lambda page: page.name)
+def test_pages_name_test_files_that_exist(page):
+    named = set(re.findall(r"\b(test_\w+\.py)\b", page.read_text(encoding="utf-8")))
+    assert named <= TESTS.keys()
+
+
+@pytest.mark.parametrize("name", hf_semspec.configuration.SCHEME_CONFIGS)
+def test_a_schemes_page_lists_its_fields_with_their_defaults(name):
+    text = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, flags=re.MULTILINE))
+    fields = dataclasses.fields(hf_semspec.configuration.SCHEME_CONFIGS[name])
+    assert list(rows) == [field.name for field in fields]
+    for field in fields:
+        default = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)
+        assert rows[field.name].strip("`").startswith(default), field.name
+
+
+def test_the_architecture_page_lists_every_module():
+    rows = [line for line in (DOCS / "architecture.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    listed = {name for row in rows for name in re.findall(r"`(.*?)`", row.split("|")[2])}
+    package = Path(hf_semspec.__file__).parent
+    modules = {path.stem for path in package.glob("*.py")} | {f"schemes/{name}" for name in hf_semspec.schemes.SCHEMES}
+    assert listed - {"bench/"} == modules

@@ -19,13 +19,14 @@ LAYERS = [
     ["population"],
     ["blocks"],
     ["speculation", "lineage"],
-    ["drafting", "scoring", "inputs", "results"],
+    ["calls"],
+    ["drafting", "inputs", "results"],
     ["decoder"],
     ["cache", "canvas", "masking", "sampling", "stopping", "drafts"],
     ["configuration", "outputs"],
     ["smc_config"],
     ["checks", "notices"],
-    ["acceptance", "uncertainty", "particles", "prefixes"],
+    ["acceptance", "uncertainty", "particles"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = LAYERS[-1]

@@ -138,17 +138,17 @@ def test_ui30_a_useless_draft_is_reported_once(kind: str) -> None:
     target = tiny("llama", 0)
     draft = draft_of(target, "far")
     inputs = prompts((5,))
-    expected = plain(target, inputs, max_new_tokens=60)
+    expected = plain(target, inputs, max_new_tokens=32)
     with caught() as messages:
         for _ in range(5):
             output = assisted(
-                target, draft, inputs, kind, num_draft_tokens=4, max_new_tokens=60, return_dict_in_generate=True
+                target, draft, inputs, kind, num_draft_tokens=4, max_new_tokens=32, return_dict_in_generate=True
             )
             assert torch.equal(output.sequences, expected)
             assert output.stats.acceptance_rate < 0.1
     assert len([message for message in messages if "accept" in message]) == 1
     with caught() as messages:
-        assisted(target, draft_of(target, "near"), inputs, kind, num_draft_tokens=4, max_new_tokens=60)
+        assisted(target, draft_of(target, "near"), inputs, kind, num_draft_tokens=4, max_new_tokens=32)
     assert messages == []
 
 

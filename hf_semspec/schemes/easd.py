@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from ..acceptance import Acceptance, accept_chains, accept_chains_greedy
+from ..calls import Block, Request
 from ..configuration import EASDConfig
 from ..notices import warn_once
 from ..outputs import DecodingStats
-from ..speculation import Block, Request, Speculation
+from ..speculation import Speculation
 from ..uncertainty import entropy, uncertain_agreement
 
 

@@ -3,8 +3,9 @@
 from typing import Any
 
 from ..acceptance import Acceptance, accept_chains, accept_chains_greedy
+from ..calls import Block, Request
 from ..outputs import DecodingStats
-from ..speculation import Block, Request, Speculation
+from ..speculation import Speculation
 
 
 def decode(request: Request) -> tuple[Any, DecodingStats]:

@@ -3,11 +3,11 @@ weighted by target over draft are resampled where their weights have become unev
 
 from typing import Any
 
+from ..calls import Request
 from ..configuration import SMCConfig
 from ..outputs import DecodingStats
 from ..particles import gumbel_max, log_increments, log_normaliser, resample
 from ..population import Population
-from ..speculation import Request
 
 
 def decode(request: Request) -> tuple[Any, DecodingStats]:
@@ -21,7 +21,7 @@ def decode(request: Request) -> tuple[Any, DecodingStats]:
         bonus = gumbel_max(block.last, block.noise, power)  # BONUS b ~ p_{γ+1}^α
         state.judge(block, bonus)  # EOS
         increments = log_increments(  # WEIGHT α·log p − log q, up to the end
-            block.log_p, block.log_q, log_normaliser(block.last, power), block.kept, power
+            block.log_p, block.log_q, log_normaliser(block.last, power), block.kept, power, block.drafted
         )
         log_weights = state.revive(block, state.log_weights + increments)
         uniforms = state.randomness.uniforms(*log_weights.shape)

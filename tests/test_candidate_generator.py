@@ -1,0 +1,97 @@
+"""The draft side is a `CandidateGenerator`: it serves transformers' own assisted loop as well; and γ by itself."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers.generation.candidate_generator import CandidateGenerator
+
+from hf_semspec.drafting import ChainGenerator, DraftLength
+from hf_semspec.sampling import CallRandomness, Processors
+from tests.helpers import EXACT, WEAK_DRAFTS, Forwards, assisted, plain
+from tests.models import VOCAB, draft_of, prompts, tiny
+
+pytestmark = [pytest.mark.seam, WEAK_DRAFTS, pytest.mark.deprecated]
+
+
+def in_stocks_loop(target: Any, draft: Any, randomness: Any, inputs: Any, **fields: Any) -> tuple[Any, ChainGenerator]:
+    """Stock assisted decoding with our generator in the place of its own."""
+    length = inputs["input_ids"].shape[1]
+    made = ChainGenerator(
+        draft,
+        VOCAB,
+        Processors([]),
+        randomness,
+        DraftLength(3, lambda: 0.1),
+        max_length=length + fields["max_new_tokens"],
+        with_laws=randomness is not None,
+    )
+    target._get_candidate_generator = lambda **_: made
+    return plain(target, inputs, call={"assistant_model": draft}, **fields), made
+
+
+@pytest.mark.parametrize("shape", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["same", "near", "far"])
+def test_greedy_in_transformers_own_loop(name: str, shape: str) -> None:
+    target = tiny(shape, 1)
+    draft = draft_of(target, name)
+    inputs = prompts((5,), seed=1)
+    expected = plain(target, inputs, max_new_tokens=20)
+    with Forwards(target) as spy:
+        output, made = in_stocks_loop(target, draft, None, inputs, max_new_tokens=20)
+    assert isinstance(made, CandidateGenerator)
+    assert torch.equal(output, expected)
+    assert made.decoder.forwards > 0
+    if name == "same":
+        assert spy.calls <= 6
+
+
+def test_sampling_in_transformers_own_loop() -> None:
+    target = tiny("llama", 1)
+    randomness = CallRandomness(torch.device("cpu"))
+    output, made = in_stocks_loop(
+        target, draft_of(target, "near"), randomness, prompts((5,)), max_new_tokens=20, do_sample=True, top_k=0
+    )
+    assert output.shape == (1, 25)
+    assert made.decoder.forwards > 0
+
+
+def test_automatic_draft_length_follows_acceptance_and_never_a_clock() -> None:
+    length = DraftLength("auto", lambda: 0.1)
+    start = length.pick()
+    for _ in range(50):
+        length.observe(start, start)
+    assert length.pick() == 16
+    for _ in range(20_000):
+        length.observe(0, 1)
+    assert length.pick() == 1
+    assert all(DraftLength(gamma, lambda: 0.1).pick() == gamma for gamma in (1, 5, 64))
+
+
+def cheap_twin() -> tuple[Any, Any]:
+    """A target whose last seven of eight layers do nothing, and a draft that is its first layer."""
+    target, draft = tiny("llama", 1, layers=8), tiny("llama", 1, layers=1)
+    with torch.no_grad():
+        for layer in target.model.layers[1:]:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    draft.load_state_dict({name: target.state_dict()[name] for name in draft.state_dict()})
+    return target, draft
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_automatic_draft_length_in_a_call(kind: str) -> None:
+    target, twin = cheap_twin()
+    widths = {}
+    for name in ("near", "far", "same"):
+        draft = draft_of(twin, name)
+        for run in range(2):
+            with Forwards(target) as spy:
+                output = assisted(target, draft, prompts((5,)), kind, num_draft_tokens="auto", max_new_tokens=60)
+            widths[name, run] = spy.widths[1:]
+        assert torch.equal(output, plain(target, prompts((5,)), max_new_tokens=60))
+        assert widths[name, 0] == widths[name, 1], "the same call drafts the same lengths"
+    room = len(widths["far", 0]) - 17
+    assert {width - 1 for width in widths["far", 0][:room]} <= set(DraftLength.CHOICES)
+    assert max(widths["far", 0][-5:]) <= 2
+    assert max(widths["same", 0]) > 4
