@@ -13,7 +13,7 @@ from .lineage import Lineage, Returns, Round
 from .notices import warn_once
 from .outputs import DecodingStats
 from .particles import gumbel_max, log_mean_weight, log_normaliser, select, shared_prefix
-from .speculation import check_laws, describe_model, read_on_host
+from .speculation import check_laws, describe_model, read_on_host, warn_of_low_acceptance
 from .stopping import SettledStream
 
 UNEVEN_ROUNDS, UNEVEN_SHARE = 5, 0.1
@@ -192,6 +192,7 @@ class Population(Particles):
         stats.draft_forwards, stats.draft_tokens = draft.forwards, draft.tokens
         stats.target_seconds, stats.draft_seconds = target.seconds, draft.seconds
         stats.total_seconds = time.perf_counter() - self.began
+        warn_of_low_acceptance(stats, self.request)
         self._warn_if_uneven()
         if not isinstance(output, torch.Tensor):
             output.stats = stats

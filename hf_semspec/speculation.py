@@ -276,20 +276,11 @@ class Speculation:
 
     def _close_stats(self) -> None:
         stats, target, draft = self.stats, self.target, self.drafter.decoder
-        stats.target_forwards, stats.target_tokens, stats.target_seconds = (
-            target.forwards,
-            target.tokens,
-            target.seconds,
-        )
-        stats.draft_forwards, stats.draft_tokens, stats.draft_seconds = draft.forwards, draft.tokens, draft.seconds
+        stats.target_forwards, stats.target_tokens = target.forwards, target.tokens
+        stats.draft_forwards, stats.draft_tokens = draft.forwards, draft.tokens
+        stats.target_seconds, stats.draft_seconds = target.seconds, draft.seconds
         stats.total_seconds = time.perf_counter() - self.began
-        if stats.tested >= LOW_ACCEPTANCE_TESTED and stats.acceptance_rate < LOW_ACCEPTANCE:
-            names = describe_model(self.request.draft), describe_model(self.request.model)
-            warn_once(
-                f"fewer than {LOW_ACCEPTANCE:.0%} of the tokens drafted by {names[0]} were accepted by {names[1]}: "
-                "the output is right but nothing is gained; check that both were trained on the same tokenizer and "
-                "chat template, and that quantization has not broken the draft"
-            )
+        warn_of_low_acceptance(stats, self.request)
 
 
 def read_on_host(values: torch.Tensor) -> list[list[int]]:
@@ -307,6 +298,17 @@ def check_laws(broken: int, request: Request) -> None:
                 f"the {role} model {describe_model(model)} gave logits without a law (nan, or every id masked out): "
                 "check its weights, its quantization and the logits processors"
             )
+
+
+def warn_of_low_acceptance(stats: DecodingStats, request: Request) -> None:
+    """One warning where hardly any drafted token passed."""
+    if stats.tested >= LOW_ACCEPTANCE_TESTED and stats.acceptance_rate < LOW_ACCEPTANCE:
+        draft, target = describe_model(request.draft), describe_model(request.model)
+        warn_once(
+            f"fewer than {LOW_ACCEPTANCE:.0%} of the tokens drafted by {draft} were accepted by {target}: the "
+            "output is right but nothing is gained; check that both were trained on the same tokenizer and chat "
+            "template, and that quantization has not broken the draft"
+        )
 
 
 def describe_model(model: Any) -> str:

@@ -8,7 +8,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_semspec.drafting import ChainGenerator, DraftLength
 from hf_semspec.sampling import CallRandomness, Processors
-from tests.helpers import EXACT, WEAK_DRAFTS, Forwards, assisted, plain
+from tests.helpers import TESTING, WEAK_DRAFTS, Forwards, assisted, plain
 from tests.models import VOCAB, draft_of, prompts, tiny
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS, pytest.mark.deprecated]
@@ -79,7 +79,7 @@ def cheap_twin() -> tuple[Any, Any]:
     return target, draft
 
 
-@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("kind", TESTING)
 def test_automatic_draft_length_in_a_call(kind: str) -> None:
     target, twin = cheap_twin()
     widths = {}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_semspec import SemSpecConfig
-from tests.helpers import EXACT, WEAK_DRAFTS, assisted, new_tokens, plain, plain_rows
+from tests.helpers import EXACT, TESTING, WEAK_DRAFTS, assisted, new_tokens, plain, plain_rows
 from tests.models import DRAFTS, SHAPES, draft_of, prompts, tiny
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
@@ -81,7 +81,7 @@ def test_other_exact_modes_on_every_shape(shape: str, kind: str) -> None:
         assert torch.equal(new_tokens(output, inputs), expected), name
 
 
-@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("kind", TESTING)
 @pytest.mark.parametrize("name", DRAFTS)
 def test_automatic_draft_length(kind: str, name: str) -> None:
     target = tiny("qwen3", 2)

@@ -33,6 +33,8 @@ FIELDS = {
 @pytest.mark.parametrize("case", FIELDS)
 def test_ui19_every_processor_sees_the_right_history(case: str, kind: str) -> None:
     """Batches too: the rows of a ragged batch have unequal histories."""
+    if (kind, case) == ("smc", "watermark"):
+        pytest.skip("a watermark comes after top-k and moves only what that has left")
     target = tiny("llama", 3, attention="sdpa")
     inputs = prompts((3, 8, 5), seed=3)
     fields = {"max_new_tokens": 16, **FIELDS[case]}

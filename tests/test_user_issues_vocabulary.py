@@ -8,7 +8,17 @@ import torch
 from transformers import PreTrainedModel, pipeline
 
 from hf_semspec import SemSpecConfig, record_stats
-from tests.helpers import EXACT, WEAK_DRAFTS, assisted, caught, check_identities, new_tokens, plain_rows, refuses
+from tests.helpers import (
+    EXACT,
+    TESTING,
+    WEAK_DRAFTS,
+    assisted,
+    caught,
+    check_identities,
+    new_tokens,
+    plain_rows,
+    refuses,
+)
 from tests.models import draft_of, prompts, tiny, tokenizer
 
 pytestmark = WEAK_DRAFTS
@@ -111,7 +121,7 @@ def chat_pair() -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 @pytest.mark.parametrize("with_tokenizer", [False, True])
-@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("kind", TESTING)
 @pytest.mark.deprecated
 def test_ui26_pipeline_of_a_chat_target_and_a_base_draft(kind: str, with_tokenizer: bool) -> None:
     target, draft = chat_pair()
