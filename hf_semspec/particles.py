@@ -129,7 +129,7 @@ def _count(points: torch.Tensor, weights: torch.Tensor, counted: torch.Tensor | 
 def _owners(points: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The particle whose share of [0, 1) holds each point: (rows, points) int64; never one without weight."""
     places = torch.arange(weights.shape[-1], device=weights.device)
-    last = torch.where(weights > 0, places, -1).amax(dim=-1, keepdim=True)
+    last = torch.where(weights > 0, places, 0).amax(dim=-1, keepdim=True)  # 0 also where the weights are nan
     cumulative = weights.cumsum(dim=-1)
     # Sums that round below 1 must not give the last points away.
     cumulative = torch.where(places >= last, 1.0, cumulative).cummax(dim=-1).values.clamp(max=1.0)
