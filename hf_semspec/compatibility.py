@@ -12,8 +12,6 @@ from .notices import warn_once
 
 PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
 ATTENTION = ("eager", "sdpa")
-# Biases over keys alone, which do not change when a row moves within the batch.
-ANY_POSITION = ("mpt",)
 
 # option -> the value (or a test of it) that means it is off
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -98,9 +96,9 @@ def _check_forward(name: str, model: Any) -> None:
     )
     if not wrapper and not {"cache", "past_key_values"} & set(parameters):
         raise ValueError(f"{name} takes no key/value cache, which every scheme needs: {PLAINLY}")
-    if not wrapper and "position_ids" not in parameters and config.model_type not in ANY_POSITION:
+    if not wrapper and "position_ids" not in parameters:
         raise ValueError(f"{name} takes no position_ids, so rows of unequal length cannot be told apart: {PLAINLY}")
-    if getattr(config, "alibi", False) and config.model_type not in ANY_POSITION:
+    if getattr(config, "alibi", False):
         raise ValueError(f"{name} builds its position biases from a 2-D mask (alibi): {PLAINLY}")
     if "local" in getattr(config, "attention_layers", ()):
         raise ValueError(f"{name} has attention_layers='local', whose window no mask can move: {PLAINLY}")

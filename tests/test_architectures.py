@@ -57,7 +57,6 @@ def dynamic() -> PretrainedConfig:
         GPTNeoXConfig(**SMALL, intermediate_size=64),
         OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=32),
         FalconConfig(**SMALL),
-        MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, **SPECIAL),
         CodeGenConfig(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=128, **SPECIAL),
         GPTNeoConfig(
             vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global"], 2]], **SPECIAL
@@ -77,6 +76,7 @@ def test_these_equal_plain_decoding(config: PretrainedConfig, kind: str) -> None
     ("config", "message"),
     [
         (BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, **SPECIAL), "takes no position_ids"),
+        (MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, **SPECIAL), "takes no position_ids"),
         (FalconConfig(**SMALL, alibi=True), "alibi"),
         (
             GPTNeoConfig(
@@ -104,7 +104,7 @@ def test_these_equal_plain_decoding(config: PretrainedConfig, kind: str) -> None
             "takes no position_ids",
         ),
     ],
-    ids=["bloom", "falcon-alibi", "gpt_neo-local", "bart"],
+    ids=["bloom", "mpt", "falcon-alibi", "gpt_neo-local", "bart"],
 )
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_these_are_refused_by_name(config: PretrainedConfig, message: str, role: str) -> None:
