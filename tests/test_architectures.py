@@ -14,7 +14,6 @@ from transformers import (
     GPTNeoConfig,
     GPTNeoXConfig,
     LlamaConfig,
-    MptConfig,
     OPTConfig,
     Phi3Config,
     PretrainedConfig,
@@ -76,7 +75,6 @@ def test_these_equal_plain_decoding(config: PretrainedConfig, kind: str) -> None
     ("config", "message"),
     [
         (BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, **SPECIAL), "takes no position_ids"),
-        (MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, **SPECIAL), "takes no position_ids"),
         (FalconConfig(**SMALL, alibi=True), "alibi"),
         (
             GPTNeoConfig(
@@ -104,7 +102,7 @@ def test_these_equal_plain_decoding(config: PretrainedConfig, kind: str) -> None
             "takes no position_ids",
         ),
     ],
-    ids=["bloom", "mpt", "falcon-alibi", "gpt_neo-local", "bart"],
+    ids=["bloom", "falcon-alibi", "gpt_neo-local", "bart"],
 )
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_these_are_refused_by_name(config: PretrainedConfig, message: str, role: str) -> None:
