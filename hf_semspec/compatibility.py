@@ -1,11 +1,12 @@
 """Which options of `generate` the schemes honour; everything else is refused by name before any forward."""
 
+import inspect
 from typing import Any
 
 import torch
 from transformers import GenerationConfig
 
-from .cache import attention_windows
+from .cache import attention_windows, text_config
 from .drafts import check_vocabularies
 from .notices import warn_once
 
@@ -92,12 +93,30 @@ def _check_model(role: str, model: Any) -> None:
             f"{name} keeps a recurrent state, which cannot be rolled back after a rejected draft: {PLAINLY}"
         )
     attention_windows(model)
+    _check_forward(name, model)
     attention = getattr(model.config, "_attn_implementation", None)
     if attention not in ATTENTION:
         raise ValueError(
             f"{name} was loaded with attn_implementation={attention!r}, which takes no 4-D mask: load it with "
             'attn_implementation="sdpa" or "eager"'
         )
+
+
+def _check_forward(name: str, model: Any) -> None:
+    """Refuse models that derive positions, windows or biases from where a token stands in the batch or the mask."""
+    config = text_config(model)
+    parameters = inspect.signature(model.forward).parameters
+    wrapper = (
+        any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()) and len(parameters) <= 2
+    )
+    if not wrapper and not {"cache", "past_key_values"} & set(parameters):
+        raise ValueError(f"{name} takes no key/value cache, which every scheme needs: {PLAINLY}")
+    if not wrapper and "position_ids" not in parameters:
+        raise ValueError(f"{name} takes no position_ids, so rows of unequal length cannot be told apart: {PLAINLY}")
+    if getattr(config, "alibi", False):
+        raise ValueError(f"{name} builds its position biases from a 2-D mask (alibi): {PLAINLY}")
+    if "local" in getattr(config, "attention_layers", ()):
+        raise ValueError(f"{name} has attention_layers='local', whose window no mask can move: {PLAINLY}")
 
 
 def _world_size() -> int:

@@ -108,7 +108,8 @@ class ChainGenerator(CandidateGenerator):
         self.device = device or self.decoder.device
         self.vocabulary = vocabulary
         self.own_vocabulary = int(config.vocab_size)
-        self.substitute = next((i for i in (config.pad_token_id, *_ids(config.eos_token_id), 0) if i is not None), 0)
+        pad, eos = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
+        self.substitute = next(i for i in (pad, *_ids(eos), 0) if i is not None)
         self.processors = processors
         self.randomness = randomness
         self.length = length

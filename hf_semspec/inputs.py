@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from .cache import Cache, given_cache
+from .cache import Cache, given_cache, text_config
+from .decoder import compute_device
 from .notices import warn_once
 
 _KNOWN = (
@@ -49,7 +50,7 @@ class Inputs:
         return self.cached if self.only_suffix else [0] * len(self.cached)
 
 
-def read_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], config: Any, device: torch.device) -> Inputs:
+def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], config: Any) -> Inputs:
     """Take over what `generate` prepared.
 
     Raises:
@@ -64,6 +65,7 @@ def read_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], config: A
             "attention_mask, or "
             "decode plainly with generate(..., semspec=None) and without assistant_model"
         )
+    device = compute_device(model)
     ids = input_ids.to(device)
     batch, width = ids.shape
     mask = model_kwargs.get("attention_mask")
@@ -71,6 +73,7 @@ def read_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], config: A
     visible = ids.new_ones((batch, columns), dtype=torch.bool) if mask is None else mask.to(device).bool()
     if not bool(visible[:, columns - width :].any(dim=1).all()):
         raise ValueError("attention_mask hides every token of a row: give each prompt at least one visible token")
+    _check_rotary(model, visible, config.max_length - width)
     _check_positions(model_kwargs.get("position_ids"), visible, width)
     cache = given_cache(model_kwargs)
     held = 0 if cache is None else cache.get_seq_length()
@@ -94,6 +97,28 @@ def read_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any], config: A
     own = None if mask is None else visible[:, columns - width :]
     fills_cache = held > 0 or getattr(cache, "_is_user_defined", False)
     return Inputs(ids, own, visible, cache, fills_cache, visible[:, :held].sum(dim=1).tolist(), only_suffix)
+
+
+def _check_rotary(model: Any, visible: torch.Tensor, room: int) -> None:
+    """Refuse texts over which rotary frequencies change: keys cached before would stay turned by the old ones."""
+    config = text_config(model)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
+    if kind not in ("dynamic", "longrope"):
+        return
+    border = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    if kind == "dynamic" or border is None:
+        border = config.max_position_embeddings
+    lengths = visible.sum(dim=1)
+    longest, shortest = int(lengths.max()) + room, int(lengths.min())
+    if longest > border and (kind == "dynamic" or shortest <= border):
+        raise ValueError(
+            f"rope_type={kind!r} changes its frequencies at {border} tokens, and this text may grow from {shortest} "
+            "to "
+            f"{longest}: keep max_new_tokens below that, or decode plainly with generate(..., semspec=None) and "
+            "without "
+            "assistant_model"
+        )
 
 
 def _check_positions(position_ids: torch.Tensor | None, visible: torch.Tensor, width: int) -> None:

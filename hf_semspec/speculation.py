@@ -39,7 +39,7 @@ class Speculation:
         self.request = request
         model, config = request.model, request.generation_config
         self.device = compute_device(model)
-        self.inputs = inputs = read_inputs(request.input_ids, request.model_kwargs, config, self.device)
+        self.inputs = inputs = read_inputs(model, request.input_ids, request.model_kwargs, config)
         self.randomness = CallRandomness(self.device, (getattr(model, "_tp_size", None) or 1) > 1)
         self.sampling = bool(config.do_sample)
         self.with_laws = with_laws or self.sampling

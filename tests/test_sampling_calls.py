@@ -18,7 +18,7 @@ from transformers import (
 from hf_semspec import SemSpecConfig
 from hf_semspec.schemes import lossless
 from tests.helpers import WEAK_DRAFTS, check_identities, exact
-from tests.models import draft_of, prompts, row_of, tiny
+from tests.models import PAD, draft_of, prompts, row_of, tiny
 from tests.statistics import deviations
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
@@ -78,7 +78,10 @@ def sample(target: PreTrainedModel, draft: PreTrainedModel, config: SemSpecConfi
 
 
 def both_prompts() -> dict[str, torch.Tensor]:
-    return prompts((2, 4), seed=8, vocab=VOCAB)
+    inputs = prompts((2, 4), seed=8, vocab=VOCAB)
+    # A real token with the pad id: versions differ in whether a repetition penalty counts padding.
+    inputs["input_ids"][0, 2] = PAD
+    return inputs
 
 
 def config_of(kind: str, settings: dict[str, Any], **fields: Any) -> SemSpecConfig:
