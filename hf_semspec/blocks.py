@@ -69,7 +69,7 @@ class Particles:
         self.device = compute_device(model)
         self.copies: int = config.num_return_sequences
         self.inputs = inputs = read_inputs(
-            request.input_ids[:: self.copies], _every(request, self.copies), config, self.device
+            model, request.input_ids[:: self.copies], _every(request, self.copies), config
         )
         self.randomness = CallRandomness(self.device, (getattr(model, "_tp_size", None) or 1) > 1)
         self.number: int = scheme.num_particles

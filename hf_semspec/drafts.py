@@ -176,8 +176,8 @@ def check_vocabularies(
         if clash is not None:
             raise ValueError(
                 f"The draft's tokenizer is foreign to the target's: id {clash[0]} is {clash[1]!r} to the target and "
-                f"{clash[2]!r} to the draft. The schemes lossless, easd and smc need one vocabulary: pass a draft of the "
-                'target\'s family, or load_draft(model, quantization="nf4").'
+                f"{clash[2]!r} to the draft. The schemes lossless, easd and smc need one vocabulary: pass a "
+                'draft of the target\'s family, or load_draft(model, quantization="nf4").'
             )
         return
     size, draft_size = vocabulary_size(model), vocabulary_size(draft)

@@ -204,8 +204,7 @@ class Population(Particles):
         if self.number > 1 and rounds >= UNEVEN_ROUNDS and spare < UNEVEN_SHARE * (self.number - 1):
             target, draft = (describe_model(model) for model in (self.request.model, self.request.draft))
             warn_once(
-                f"of {self.number} particles hardly more than one kept its weight (mean ESS "
-                f"{self.stats.mean_ess:.2f}): {draft} is too far from {target} for blocks of "
-                f"{self.request.scheme.num_draft_tokens} tokens, and the output is far from the target's law; draft "
-                "fewer tokens, take a closer draft, or use the scheme lossless"
+                f"of {self.number} particles hardly more than one kept its weight (stats.mean_ess): {draft} is too "
+                f"far from {target} for blocks of {self.request.scheme.num_draft_tokens} tokens, and the output is "
+                "far from the target's law; draft fewer tokens, take a closer draft, or use the scheme lossless"
             )

@@ -159,6 +159,8 @@ def result():
         overhead_tokens=8,
         overhead_repeats=1,
         batch=2,
+        particles=(1, 2),
+        particle_lengths=(3,),
     )
     return run.run_goals(plan, command="hf-semspec bench")
 
@@ -175,7 +177,7 @@ class TestGoals:
 
     def test_goals_follow_from_the_sections(self, result):
         entries = {goal["what"]: goal for goal in result["goals"]}
-        assert len(entries) == 11
+        assert len(entries) == 14
         tuned = entries["lossless over HF assisted, tuned, batch 1"]
         assert tuned["value"] == result["batch1"]["over_tuned"]
         assert tuned["met"] == (tuned["value"] >= 1.0)
@@ -187,6 +189,21 @@ class TestGoals:
         rows = {row["name"]: row for row in result["easd"]["rows"]}
         assert rows["easd, thresholds inf"]["trigger_rate"] == 0
         assert rows["easd, thresholds inf"]["target_forwards"] == rows["lossless"]["target_forwards"]
+
+    def test_particles_are_measured_beside_as_many_chains(self, result):
+        section = result["smc"]
+        assert [(row["particles"], row["length"]) for row in section["rows"]] == [(1, 3), (2, 3)]
+        assert section["rows"][0]["ess"] == pytest.approx(1.0)
+        assert 1 <= section["rows"][1]["ess"] <= 2
+        # The first token, then 4 a round; the last block has room for three.
+        assert {row["target_forwards"] for row in section["rows"]} == {1 + 3}
+        assert section["goal"]["name"] == "smc N=2 γ=3"
+        assert section["goal"]["bound"] == pytest.approx(4 / (section["costs"]["c"] + 3 * section["costs"]["rho"]))
+        memory = {(row["particles"], row["new_tokens"]): row for row in section["memory"]}
+        assert memory.keys() == {(1, 6), (1, 12), (2, 6), (2, 12)}
+        assert all(row["peak"] > row["states"] > 0 for row in memory.values())
+        assert memory[2, 12]["states"] == 2 * memory[1, 12]["states"]
+        assert "| 2 | 3 |" in report.markdown(result)
 
     def test_the_page_is_written_between_its_marks(self, result, tmp_path):
         page = tmp_path / "page.md"

@@ -2,13 +2,22 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    pipeline,
+)
 
-from hf_semspec import SemSpecConfig, SMCConfig, particles
+from hf_semspec import SemSpecConfig, SMCConfig, particles, record_stats
 from hf_semspec.blocks import Block
 from hf_semspec.cache import RaggedCache
 from hf_semspec.particles import RESAMPLINGS
@@ -107,7 +116,7 @@ class Draws:
 )
 def test_a_call_is_the_algorithm_box(fields: dict[str, Any], method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given its draws, the transcription with laws from fresh forwards finds the same texts, weights and ancestors."""
-    target, draft = pair(1, noise=0.05)
+    target, draft = pair(1, noise=0.1)
     inputs, eos, room = prompts((3, 8), seed=2), [5, 6, 7, 8], 18
     draws = Draws(monkeypatch)
     output = sample(
@@ -411,6 +420,50 @@ def test_a_filled_cache_is_gone_on_from() -> None:
     assert torch.allclose(torch.cat(again.logits), torch.cat(expected.logits), atol=1e-4)
 
 
+def test_known_pattern_gives_exact_numbers() -> None:
+    """UI-51: two whole blocks, the second cut by an EOS; then one block that is dropped."""
+    for seed in range(100):
+        target, inputs = tiny("llama", seed), prompts((5,), seed=seed)
+        text = plain(target, inputs, max_new_tokens=20, do_sample=False)[0, 5:].tolist()
+        if len(set(text[:8])) == 8:
+            break
+    fields = {"num_particles": 3, "num_draft_tokens": 4, "top_k": 1, "max_new_tokens": 20}
+    output = sample(target, draft_of(target, "same"), inputs, eos_token_id=text[7], **fields)
+    assert new_tokens(output, inputs)[0].tolist() == text[:8]
+    (row,) = output.stats.rows
+    assert (row.plain, row.rounds, row.drafted, row.tested, row.accepted) == (1, 2, 8, 8, 8)
+    assert (row.rejected, row.bonus, row.cut, row.emitted) == (0, 2, 3, 8)
+    assert row.histogram == [0, 0, 0, 0, 2]
+    assert (output.stats.target_forwards, output.stats.draft_forwards) == (3, 8)
+
+    draft = draft_of(target, "same")
+    draft.lm_head.weight.data = draft.lm_head.weight.data.roll(1, dims=0)  # never the target's token
+    output = sample(target, draft, inputs, **{**fields, "max_new_tokens": 3})
+    (row,) = output.stats.rows
+    assert (row.plain, row.rounds, row.drafted, row.tested, row.untested, row.accepted) == (2, 1, 1, 1, 0, 0)
+    assert (row.rejected, row.residual, row.bonus, row.cut, row.emitted) == (1, 1, 0, 0, 3)
+    assert (output.stats.collapses, output.stats.dead_particles) == (1, 3)
+
+
+def test_a_pipeline_and_a_model_folder_run_the_scheme(tmp_path: Path) -> None:
+    """UI-26, UI-43, UI-46: a chat target with a list of EOS ids, its stored config, a base draft."""
+    target = tiny("llama", 0, eos=[2, 7])
+    draft = draft_of(target, "near")
+    draft.config.eos_token_id = draft.generation_config.eos_token_id = 2
+    target.generation_config = SemSpecConfig("smc", num_particles=3, num_draft_tokens=3, eos_token_id=[2, 7])
+    target.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    texts = []
+    for model in (target, loaded):
+        pipe = pipeline("text-generation", model=model, tokenizer=tokenizer(), assistant_model=draft)
+        torch.manual_seed(0)
+        with record_stats() as stats:
+            texts.append(pipe("Hello", max_new_tokens=12)[0]["generated_text"])
+        assert [entry.scheme for entry in stats] == ["smc"]
+        assert stats[0].draft_forwards > 0
+    assert texts[0] == texts[1]
+
+
 # Ends.
 
 
@@ -672,7 +725,7 @@ def test_an_uneven_population_is_reported_once() -> None:
     with caught() as messages:
         for seed in range(5):
             sample(target, draft_of(target, "far"), inputs, seed=seed, **fields)
-    assert len([message for message in messages if "ESS" in message]) == 1
+    assert len([message for message in messages if "mean_ess" in message]) == 1
     with caught() as messages:
         sample(target, draft_of(target, "near", noise=0.005), inputs, **fields)
     assert messages == []

@@ -295,7 +295,7 @@ def live_tensors() -> tuple[int, int]:
     return len(tensors), sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-@pytest.mark.parametrize("kind", ["easd", "chains"])
+@pytest.mark.parametrize("kind", ["easd", "chains", "smc"])
 def test_ui53_nothing_outlives_a_call(kind: str) -> None:
     target = tiny("llama", 2)
     draft = draft_of(target, "near")

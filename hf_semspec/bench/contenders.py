@@ -12,16 +12,24 @@ from .timing import Contender
 
 # The draft lengths that transformers' assisted generation is tried with; the fastest of the run counts as "tuned".
 TUNED_LENGTHS = (2, 3, 4, 5, 8)
+# What each way decodes with: greedily, or from the whole law.
+GREEDY: dict[str, Any] = {"do_sample": False}
+SAMPLING: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 _STOCK_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
 
-def plain(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int) -> Contender:
-    """Plain `generate` of the batch `ids` `(batch, prompt)`, greedily."""
-    return Contender("plain", lambda: _generate(model, ids, new_tokens))
+def plain(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int, mode: dict[str, Any] = GREEDY) -> Contender:
+    """Plain `generate` of the batch `ids` `(batch, prompt)`, greedily unless `mode` says otherwise."""
+    return Contender("plain", lambda: _generate(model, ids, new_tokens, **mode))
 
 
 def stock_assisted(
-    model: PreTrainedModel, draft: PreTrainedModel, ids: torch.Tensor, new_tokens: int, num_draft_tokens: int | None
+    model: PreTrainedModel,
+    draft: PreTrainedModel,
+    ids: torch.Tensor,
+    new_tokens: int,
+    num_draft_tokens: int | None,
+    mode: dict[str, Any] = GREEDY,
 ) -> Contender:
     """Transformers' assisted generation, row by row since it takes one row at a time.
 
@@ -42,7 +50,7 @@ def stock_assisted(
             settings.num_assistant_tokens_schedule = "constant"
             settings.assistant_confidence_threshold = 0.0
         try:
-            return torch.cat([_generate(model, row[None], new_tokens, assistant_model=draft) for row in ids])
+            return torch.cat([_generate(model, row[None], new_tokens, assistant_model=draft, **mode) for row in ids])
         finally:
             for name, value in before.items():
                 setattr(settings, name, value)
@@ -57,10 +65,11 @@ def scheme(
     ids: torch.Tensor,
     new_tokens: int,
     config: SchemeConfig,
+    mode: dict[str, Any] = GREEDY,
 ) -> Contender:
     """One of this package's schemes on the batch `ids` `(batch, prompt)`; its result is the `SemSpecOutput`."""
     generation_config = SemSpecConfig(
-        config, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, return_dict_in_generate=True
+        config, max_new_tokens=new_tokens, pad_token_id=0, return_dict_in_generate=True, **mode
     )
 
     def run() -> Any:
@@ -74,7 +83,7 @@ def scheme(
 def _generate(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int, **kwargs: Any) -> torch.Tensor:
     mask = torch.ones_like(ids)
     output: torch.Tensor = model.generate(
-        ids, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, **kwargs
+        ids, attention_mask=mask, max_new_tokens=new_tokens, pad_token_id=0, **kwargs
     )
     return output
 

@@ -19,6 +19,7 @@ def markdown(result: dict[str, Any]) -> str:
             "### Batch 1\n\n" + _single(result["batch1"], result["pair"]),
             f"### Batch {result['batch']['batch']}\n\n" + _batch(result["batch"]),
             "### easd over lossless\n\n" + _easd(result["easd"]),
+            "### smc\n\n" + _smc(result["smc"]),
         )
     )
 
@@ -128,6 +129,38 @@ def _easd(section: dict[str, Any]) -> str:
     ]
     header = ["", "tokens/s", "trigger rate", "over lossless", "law leaves", "tokens a round"]
     return lines + "\n\n" + table(header, cells)
+
+
+def _smc(section: dict[str, Any]) -> str:
+    goal = section["goal"]
+    lines = (
+        f"Batch 1, sampling from the whole law. {goal['name']} reaches {goal['of_bound']:.2f} of its bound (γ+1) / "
+        f"(c(N(γ+1)) + γρ_N) = {goal['bound']:.2f}x, {goal['over_plain']:.2f}x plain sampling and "
+        f"{goal['over_tuned']:.2f}x HF assisted (γ={section['tuned']}). ESS is the mean before resampling. The column "
+        "on the right is exact: lossless with N chains of γ tokens."
+    )
+    header = ["N", "γ", "tokens/s", "over plain", "ESS", "resamplings", "lossless tokens/s", "smc over lossless"]
+    cells = [
+        [
+            str(row["particles"]),
+            str(row["length"]),
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['over_plain']:.2f}",
+            f"{row['ess']:.2f}",
+            str(row["resamplings"]),
+            f"{row['lossless_tokens_per_second']:.1f}",
+            f"{row['over_lossless']:.2f}",
+        ]
+        for row in section["rows"]
+    ]
+    memory = table(
+        ["N", "new tokens", "peak MB beside the weights", "keys and values alone, MB"],
+        [
+            [str(row["particles"]), str(row["new_tokens"]), f"{row['peak'] / 1e6:.1f}", f"{row['states'] / 1e6:.1f}"]
+            for row in section["memory"]
+        ],
+    )
+    return "\n".join((lines, "", table(header, cells), "", "Memory of a call:", "", memory))
 
 
 def _optional(row: dict[str, Any], name: str, form: str) -> str:

@@ -14,6 +14,7 @@ from ..configuration import EASDConfig, LosslessConfig
 from . import contenders as ways
 from .machine import describe
 from .pairs import DRAFT_1_5M, GOAL_LLAMA, TARGET_98M, ControlledPair, Size, controlled_pair, random_llama
+from .particles import measure_smc
 from .timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent, threads
 
 
@@ -31,6 +32,7 @@ class Plan:
         repeats, overhead_repeats (`int`): timed turns, for the pair and for the small Llama.
         batch (`int`): rows of the batched run.
         trigger_rate (`float`): share of passed tokens that `easd` is to reject.
+        particles, particle_lengths (`tuple[int, ...]`): N and γ of `smc`, and of `lossless` with N chains beside it.
     """
 
     target: Size = TARGET_98M
@@ -45,6 +47,8 @@ class Plan:
     overhead_repeats: int = 15
     batch: int = 8
     trigger_rate: float = 0.02
+    particles: tuple[int, ...] = (1, 2, 4, 8)
+    particle_lengths: tuple[int, ...] = (4, 8, 16)
 
 
 FULL = Plan()
@@ -58,6 +62,8 @@ QUICK = Plan(
     repeats=1,
     overhead_repeats=2,
     batch=2,
+    particles=(1, 4),
+    particle_lengths=(4,),
 )
 OVERHEAD_LENGTH = 4
 
@@ -78,6 +84,17 @@ def run_goals(plan: Plan = FULL, *, command: str = "", report: Progress = silent
     result["batch1"] = measure_single(pair, plan, report)
     result["batch"] = measure_batch(pair, plan, result["batch1"]["best"]["stock"], report)
     result["easd"] = measure_easd(pair, plan, result["batch1"]["best"]["ours"], report)
+    report("particles")
+    result["smc"] = measure_smc(
+        pair,
+        particles=plan.particles,
+        lengths=plan.particle_lengths,
+        tuned_lengths=plan.lengths,
+        prompt=plan.prompt,
+        new_tokens=plan.new_tokens,
+        repeats=plan.repeats,
+        report=report,
+    )
     result["goals"] = goals(result)
     return result
 
@@ -243,6 +260,12 @@ def goals(result: dict[str, Any]) -> list[dict[str, Any]]:
         entries.append((f"{row['name']}: over lossless", row["over_lossless"], ">=", 0.95))
         share = row["over_lossless"] / row["law_leaves"]
         entries.append((f"{row['name']}: share of what the law leaves", share, ">=", 0.97))
+    smc = result["smc"]["goal"]
+    entries += [
+        (f"{smc['name']}, share of its bound", smc["of_bound"], ">=", 0.9),
+        (f"{smc['name']} over plain sampling", smc["over_plain"], ">=", 2.0),
+        (f"{smc['name']} over HF assisted, tuned", smc["over_tuned"], ">=", 1.5),
+    ]
     return [
         {
             "what": what,

@@ -92,6 +92,7 @@ def forward_seconds(
     batch: int,
     context: int,
     repeats: int,
+    rows: dict[str, int] | None = None,
     report: Progress = silent,
 ) -> dict[str, float]:
     """Median seconds of a forward over n new tokens behind a cached context, the passes taken in turns.
@@ -101,18 +102,20 @@ def forward_seconds(
         batch (`int`): rows.
         context (`int`): tokens in the cache before the first pass; each pass adds its own.
         repeats (`int`): timed turns, after one that is dropped.
+        rows (`dict[str, int]`, *optional*): by name, another number of rows than `batch`.
         report (`Callable[[str], None]`): told the turn.
     """
     caches: dict[str, Any] = {}
+    sizes = rows or {}
     for name, (model, _) in passes.items():
         caches[name] = new_dynamic_cache(model)
-        ids = torch.zeros(batch, context, dtype=torch.long, device=model.device)
+        ids = torch.zeros(sizes.get(name, batch), context, dtype=torch.long, device=model.device)
         model(input_ids=ids, **{cache_argument(model): caches[name]})
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     for turn in range(-1, repeats):
         report(f"cost of a forward, turn {max(turn + 1, 0)} of {repeats}")
         for name, (model, width) in passes.items():
-            ids = torch.zeros(batch, width, dtype=torch.long, device=model.device)
+            ids = torch.zeros(sizes.get(name, batch), width, dtype=torch.long, device=model.device)
             synchronize()
             start = time.perf_counter()
             model(input_ids=ids, **{cache_argument(model): caches[name]})
