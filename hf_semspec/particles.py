@@ -42,10 +42,10 @@ def log_normaliser(scores: torch.Tensor, power: float) -> torch.Tensor:
 
     The weight of a token drawn from p^α: 0 where α = 1, and -inf where the law has no mass.
     """
-    exact = scores.double()
-    empty = (exact == -torch.inf).all(dim=-1)
+    empty = scores.amax(dim=-1) == -torch.inf
     if power == 1:
-        return torch.zeros(empty.shape, dtype=torch.float64, device=exact.device).masked_fill(empty, -torch.inf)
+        return torch.zeros(empty.shape, dtype=torch.float64, device=scores.device).masked_fill(empty, -torch.inf)
+    exact = scores.double()
     exponent = (power * exact).logsumexp(dim=-1) - power * exact.logsumexp(dim=-1)
     return torch.where(empty, -torch.inf, exponent)
 

@@ -420,6 +420,31 @@ def test_a_filled_cache_is_gone_on_from() -> None:
     assert torch.allclose(torch.cat(again.logits), torch.cat(expected.logits), atol=1e-4)
 
 
+def held_bytes(monkeypatch: pytest.MonkeyPatch, number: int, limit: int, lengths: tuple[int, ...] = (6, 9)) -> int:
+    """The most bytes of keys and values that both caches of a call held after any round."""
+    target, draft = pair(1, positions=1024)
+    seen, commit = [0], Population.commit
+
+    def committed(state: Population, *args: Any) -> None:
+        commit(state, *args)
+        layers = [layer for model in (state.target, state.drafter.decoder) for layer in model.cache.layers]
+        seen.append(sum(part.nbytes for layer in layers for part in (layer.keys, layer.values)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Population, "commit", committed)
+        sample(target, draft, prompts(lengths, seed=2), num_particles=number, ess_threshold=1.0, max_new_tokens=limit)
+    return max(seen)
+
+
+def test_memory_grows_with_particles_and_length_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values: prompts x particles x columns of both models, columns a power of two; no trace of the dead."""
+    a_token = 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, head size, float64
+    for number in (1, 2, 4):
+        for limit, columns in ((20, 64), (100, 128), (200, 256)):
+            found = held_bytes(monkeypatch, number, limit)
+            assert found == 2 * 2 * number * columns * a_token, (number, limit)
+
+
 def test_known_pattern_gives_exact_numbers() -> None:
     """UI-51: two whole blocks, the second cut by an EOS; then one block that is dropped."""
     for seed in range(100):
@@ -445,6 +470,7 @@ def test_known_pattern_gives_exact_numbers() -> None:
     assert (output.stats.collapses, output.stats.dead_particles) == (1, 3)
 
 
+@pytest.mark.deprecated
 def test_a_pipeline_and_a_model_folder_run_the_scheme(tmp_path: Path) -> None:
     """UI-26, UI-43, UI-46: a chat target with a list of EOS ids, its stored config, a base draft."""
     target = tiny("llama", 0, eos=[2, 7])
@@ -580,7 +606,10 @@ def test_constraints_by_row_hold_for_every_particle(returned: int) -> None:
     inputs = prompts((3, 8), seed=2)
 
     def allowed(batch_id: int, input_ids: torch.Tensor) -> list[int]:
-        return list(range(2 + batch_id, VOCAB, 2))
+        row = int(not torch.equal(input_ids[:8], inputs["input_ids"][0]))
+        # transformers 4 counts the rows that it prepared, 5 the prompts.
+        assert batch_id in (row, *range(row * returned, (row + 1) * returned))
+        return list(range(2 + row, VOCAB, 2))
 
     fields = {"num_particles": 4, "num_draft_tokens": 3, "max_new_tokens": 15, "num_return_sequences": returned}
     output = sample(target, draft, inputs, call={"prefix_allowed_tokens_fn": allowed}, **fields)
