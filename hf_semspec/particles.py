@@ -102,7 +102,7 @@ def resampling_counts(weights: torch.Tensor, method: str, uniforms: torch.Tensor
         method: one of `RESAMPLINGS`.
         uniforms: (rows, N) in [0, 1); systematic uses the first of each row.
     """
-    number = weights.shape[-1]
+    number, uniforms = weights.shape[-1], uniforms.double()
     places = torch.arange(number, device=weights.device)
     if method == "systematic":
         return _count((uniforms[:, :1] + places) / number, weights)
@@ -195,7 +195,7 @@ def select(log_weights: torch.Tensor, number: int, how: str, uniforms: torch.Ten
     if how != "sample":
         raise ValueError(f"select must be one of {', '.join(SELECTIONS)}, but is {how!r}")
     places = torch.arange(number, device=log_weights.device)
-    drawn = _owners((uniforms[:, :1] + places) / number, normalised(log_weights))
+    drawn = _owners((uniforms[:, :1].double() + places) / number, normalised(log_weights))
     return drawn.gather(-1, uniforms[:, 1:].argsort(dim=-1))
 
 
