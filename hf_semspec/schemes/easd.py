@@ -71,6 +71,7 @@ def uncertain_agreements(
         draft_entropy_threshold=config.draft_entropy_threshold,
         overlap_threshold=config.overlap_threshold,
         top_n=config.top_n,
+        entropies=(h_p, h_q),
     )
     return h_p, h_q, triggers
 
