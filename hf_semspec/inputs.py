@@ -62,8 +62,7 @@ def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any
         foreign = [_ENCODED if name == "mm_encoder_outputs" else name for name in foreign]
         raise ValueError(
             f"semspec does not support the model input {', '.join(foreign)} yet: pass text as input_ids and "
-            "attention_mask, or "
-            "decode plainly with generate(..., semspec=None) and without assistant_model"
+            "attention_mask, or decode plainly with generate(..., semspec=None) and without assistant_model"
         )
     device = compute_device(model)
     ids = input_ids.to(device, torch.long)
@@ -75,8 +74,7 @@ def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any
     if columns < width or (mask is not None and len(mask) != batch):
         raise ValueError(
             f"attention_mask has shape {(len(mask) if mask is not None else batch, columns)}, input_ids "
-            f"{(batch, width)}: "
-            "give each id its entry"
+            f"{(batch, width)}: give each id its entry"
         )
     visible = ids.new_ones((batch, columns), dtype=torch.bool) if mask is None else mask.to(device).bool()
     if not bool(visible[:, columns - width :].any(dim=1).all()):
@@ -93,8 +91,8 @@ def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any
     if held >= columns or (only_suffix and (held != columns - width or not bool(visible[:, held:].all()))):
         raise ValueError(
             f"the cache holds {held} tokens, input_ids has {width} and attention_mask {columns}: pass the whole text "
-            "with at "
-            "least one token more than the cache, or only the new, unpadded tokens with an attention_mask over all"
+            "with at least one token more than the cache, or only the new, unpadded tokens with an attention_mask "
+            "over all"
         )
     own = None if mask is None else visible[:, columns - width :]
     cached = visible[:, :held].sum(dim=1).tolist()
@@ -102,16 +100,14 @@ def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any
         if only_suffix:
             raise ValueError(
                 "the cache's sliding layers lack tokens that their window shows, since rows of it hold padding: pass "
-                "the "
-                "whole text instead of the new tokens alone"
+                "the whole text instead of the new tokens alone"
             )
         cached = [0] * batch
     fills_cache = held > 0 or getattr(cache, "_is_user_defined", False)
     if only_suffix:
         warn_once(
             "input_ids holds only what the cache lacks: the draft and the logits processors do not see the cached "
-            "tokens, so "
-            "fewer drafts may be accepted; pass the whole text to show it to them"
+            "tokens, so fewer drafts may be accepted; pass the whole text to show it to them"
         )
     return Inputs(ids, own, visible, cache, fills_cache, cached, only_suffix)
 
@@ -131,10 +127,8 @@ def _check_rotary(model: Any, visible: torch.Tensor, room: int) -> None:
     if longest > border and (kind == "dynamic" or shortest <= border):
         raise ValueError(
             f"rope_type={kind!r} changes its frequencies at {border} tokens, and this text may grow from {shortest} "
-            "to "
-            f"{longest}: keep max_new_tokens below that, or decode plainly with generate(..., semspec=None) and "
-            "without "
-            "assistant_model"
+            f"to {longest}: keep max_new_tokens below that, or decode plainly with generate(..., semspec=None) and "
+            "without assistant_model"
         )
 
 

@@ -193,8 +193,7 @@ class Speculation:
             if broken & bit:
                 raise ValueError(
                     f"the {role} model {_name(model)} gave logits without a law (nan, or every id masked out): check "
-                    "its "
-                    "weights, its quantization and the logits processors"
+                    "its weights, its quantization and the logits processors"
                 )
 
     def _clear(self, row: int, start: int, stop: int) -> None:
@@ -295,10 +294,8 @@ class Speculation:
         if stats.tested >= LOW_ACCEPTANCE_TESTED and stats.acceptance_rate < LOW_ACCEPTANCE:
             warn_once(
                 f"fewer than {LOW_ACCEPTANCE:.0%} of the tokens drafted by {_name(self.request.draft)} were accepted "
-                "by "
-                f"{_name(self.request.model)}: the output is right but nothing is gained; check that both were "
-                "trained on the "
-                "same tokenizer and chat template, and that quantization has not broken the draft"
+                f"by {_name(self.request.model)}: the output is right but nothing is gained; check that both were "
+                "trained on the same tokenizer and chat template, and that quantization has not broken the draft"
             )
 
 

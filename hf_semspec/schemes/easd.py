@@ -134,6 +134,5 @@ def _warn_if_calibrated_elsewhere(config: EASDConfig, generation_config: Any) ->
     if changed:
         warn_once(
             f"easd's thresholds were calibrated for other sampling settings ({', '.join(changed)} differ): calibrate "
-            "again with "
-            "calibrate_easd, or expect another trigger rate"
+            "again with calibrate_easd, or expect another trigger rate"
         )
