@@ -42,23 +42,12 @@ def text_config(model: Any) -> Any:
 
 
 def attention_windows(model: Any) -> dict[str, int | None]:
-    """Sliding window (in tokens, `None` for full attention) of every layer type of `model`.
-
-    Raises:
-        ValueError: a layer type cannot be rolled back (recurrent, chunked, linear, ...).
-    """
+    """Sliding window (in tokens, `None` for full attention) of every layer type of `model`."""
     config = text_config(model)
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
     if not layer_types:
         return {"full_attention" if window is None else "sliding_attention": window}
-    unknown = sorted(set(layer_types) - set(ROLLBACK_LAYER_TYPES))
-    if unknown:
-        raise ValueError(
-            f"{type(model).__name__} has layers of type {', '.join(unknown)}, whose cache cannot be rolled back after "
-            "a "
-            "rejected draft: decode plainly with generate(..., semspec=None) and without assistant_model"
-        )
     return {name: window if name == "sliding_attention" else None for name in dict.fromkeys(layer_types)}
 
 
@@ -259,6 +248,17 @@ def _padded(states: list[torch.Tensor], places: list[torch.Tensor], first: int, 
         new = (place >= first) & (place < width)
         block[row][:, (place[new] - first).to(block.device)] = state[:, : len(place)][:, new.to(block.device)]
     return block
+
+
+def holds_enough(cache: Cache, visible: torch.Tensor) -> bool:
+    """Whether every sliding layer of the caller's `cache` still has all the tokens that its window shows.
+
+    Such a layer keeps its last columns, padding included, while a window here counts tokens: a row with holes in
+    `visible` (batch, columns) may lack some.
+    """
+    lengths = visible.sum(dim=1)
+    kept = {layer.keys.shape[2] for layer in cache.layers if layer.is_initialized} - {visible.shape[1]}
+    return all(bool((visible[:, -width:].sum(dim=1) >= lengths.clamp(max=width)).all()) for width in kept)
 
 
 def new_dynamic_cache(model: Any) -> DynamicCache:

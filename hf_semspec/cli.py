@@ -163,8 +163,11 @@ def _generate(arguments: argparse.Namespace, command: str) -> int:
     logging.disable_progress_bar()
     settings = dict(arguments.settings)
     settings.setdefault("max_new_tokens", arguments.max_new_tokens)
+    for name in ("return_dict_in_generate", "num_return_sequences"):
+        if name in settings:
+            raise ValueError(f"--set {name}: the command decodes one text and reads its statistics itself")
     config = SemSpecConfig(arguments.scheme, **settings, return_dict_in_generate=True)
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device(arguments.device)
     dtype = _dtype(arguments.dtype)
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     with console.status(f"loading {arguments.model}"):
@@ -182,10 +185,11 @@ def _generate(arguments: argparse.Namespace, command: str) -> int:
     if config.do_sample is None:
         config.do_sample = False
     torch.manual_seed(arguments.seed)
-    decode(run, model, ids, config, draft=draft, streamer=TextStreamer(tokenizer, skip_prompt=True))
+    streamer = TextStreamer(tokenizer, skip_prompt=True)
+    decode(run, model, ids, config, draft=draft, streamer=streamer, tokenizer=tokenizer)
     torch.manual_seed(arguments.seed)
     with console.status("plain decoding of the same prompt"):
-        decode(plain, model, ids, plain_config(config))
+        decode(plain, model, ids, plain_config(config), tokenizer=tokenizer)
     console.print()
     console.print(comparison_table([plain, run]))
     return 0
@@ -223,6 +227,16 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, float(value) if value in ("inf", "-inf") else value
+
+
+def _device(name: str | None) -> str:
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from None
+    return name
 
 
 def _dtype(name: str) -> torch.dtype | str:

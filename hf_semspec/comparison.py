@@ -81,9 +81,14 @@ def decode(
     *,
     draft: PreTrainedModel | None = None,
     streamer: BaseStreamer | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
     """Decode one prompt `(1, length)` and add what came of it to `run`; plain decoding without a draft."""
     arguments: dict[str, Any] = {} if draft is None else {"assistant_model": draft}
+    if draft is None and getattr(model.generation_config, "semspec", None) is not None:
+        arguments["semspec"] = None  # a model folder may carry a scheme of its own
+    if config.stop_strings is not None:
+        arguments["tokenizer"] = tokenizer
     ids = ids.to(model.device)
     start = time.perf_counter()
     output = model.generate(

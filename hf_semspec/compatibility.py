@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from .cache import attention_windows, text_config
+from .cache import ROLLBACK_LAYER_TYPES, text_config
 from .drafts import check_vocabularies
 from .notices import warn_once
 
@@ -67,6 +67,10 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         _check_sampling(scheme, config)
     for role, one in (("target", model), ("draft", draft)):
         _check_model(role, one)
+    if scheme.num_chains > text_config(model).vocab_size:
+        raise ValueError(
+            f"num_chains={scheme.num_chains} exceeds the vocabulary of {text_config(model).vocab_size} ids: lower it"
+        )
     check_vocabularies(model, draft, mode_kwargs.get("tokenizer"), mode_kwargs.get("assistant_tokenizer"))
     _warn_of_ignored(config)
 
@@ -85,15 +89,16 @@ def _check_sampling(scheme: Any, config: Any) -> None:
 
 
 def _check_model(role: str, model: Any) -> None:
+    """Refuse models that cannot be drafted with or for."""
     name = f"the {role} model {type(model).__name__}"
-    if model.config.is_encoder_decoder:
-        raise ValueError(f"{name} is an encoder-decoder, which semspec does not support yet: {PLAINLY}")
-    if getattr(model, "_is_stateful", False):
+    if not callable(model) or not hasattr(model, "config"):
         raise ValueError(
-            f"{name} keeps a recurrent state, which cannot be rolled back after a rejected draft: {PLAINLY}"
+            f"{name} is no model of transformers: load it, as load_draft does, and unwrap it if it is wrapped"
         )
-    attention_windows(model)
-    _check_forward(name, model)
+    way_out = PLAINLY if role == "target" else "pass another draft"
+    reason = _reason_against(model)
+    if reason is not None:
+        raise ValueError(f"{name} {reason}: {way_out}")
     attention = getattr(model.config, "_attn_implementation", None)
     if attention not in ATTENTION:
         raise ValueError(
@@ -102,21 +107,33 @@ def _check_model(role: str, model: Any) -> None:
         )
 
 
-def _check_forward(name: str, model: Any) -> None:
-    """Refuse models that derive positions, windows or biases from where a token stands in the batch or the mask."""
+def _reason_against(model: Any) -> str | None:
+    """Why `model` cannot be rolled back, or told from its batch; `None` if nothing speaks against it."""
+    if model.config.is_encoder_decoder:
+        return "is an encoder-decoder, which semspec does not support yet"
+    if hasattr(model, "can_generate") and not model.can_generate():
+        return "has no language modeling head (AutoModelForCausalLM loads one)"
+    if getattr(model, "_is_stateful", False):
+        return "keeps a recurrent state, which cannot be rolled back after a rejected draft"
     config = text_config(model)
+    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - set(ROLLBACK_LAYER_TYPES))
+    if unknown:
+        return f"has layers of type {', '.join(unknown)}, whose cache cannot be rolled back after a rejected draft"
+    if hasattr(config, "recurrent_kv_cache_mode"):
+        return "runs its layers in loops with caches of their own (recurrent_kv_cache_mode)"
+    # Models that derive positions, windows or biases from where a token stands in the batch or in a 2-D mask.
     parameters = inspect.signature(model.forward).parameters
-    wrapper = (
-        any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()) and len(parameters) <= 2
-    )
+    wrapper = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    wrapper = wrapper and len(parameters) <= 2
     if not wrapper and not {"cache", "past_key_values"} & set(parameters):
-        raise ValueError(f"{name} takes no key/value cache, which every scheme needs: {PLAINLY}")
+        return "takes no key/value cache, which every scheme needs"
     if not wrapper and "position_ids" not in parameters:
-        raise ValueError(f"{name} takes no position_ids, so rows of unequal length cannot be told apart: {PLAINLY}")
+        return "takes no position_ids, so rows of unequal length cannot be told apart"
     if getattr(config, "alibi", False):
-        raise ValueError(f"{name} builds its position biases from a 2-D mask (alibi): {PLAINLY}")
+        return "builds its position biases from a 2-D mask (alibi)"
     if "local" in getattr(config, "attention_layers", ()):
-        raise ValueError(f"{name} has attention_layers='local', whose window no mask can move: {PLAINLY}")
+        return "has attention_layers='local', whose window no mask can move"
+    return None
 
 
 def _world_size() -> int:

@@ -72,8 +72,7 @@ class CachedModel:
         if not self.forwards and not self.cache.is_filled:
             raise ValueError(
                 f"{type(self.model).__name__} wrote nothing to the cache it was given (gradient checkpointing in "
-                "train "
-                "mode does that): call .eval() or .gradient_checkpointing_disable() on it first"
+                "train mode does that): call .eval() or .gradient_checkpointing_disable() on it first"
             )
         self.forwards += 1
         self.tokens += len(ends) * width

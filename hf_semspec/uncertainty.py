@@ -56,6 +56,7 @@ def uncertain_agreement(
     draft_entropy_threshold: float,
     overlap_threshold: float,
     top_n: int,
+    entropies: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Positions where both laws are uncertain and yet agree: where easd rejects a token that passed the ordinary test.
 
@@ -66,6 +67,7 @@ def uncertain_agreement(
         draft_entropy_threshold (`float`): nats, may be inf; H(q) must reach it.
         overlap_threshold (`float`): [`top_overlap`] must reach it; above 1 it never does.
         top_n (`int` >= 1): size of the top sets.
+        entropies (two of `(...)`, *optional*): H(p) and H(q) in nats, where they are known already.
 
     Returns:
         `(...)` bool.
@@ -73,5 +75,6 @@ def uncertain_agreement(
     Raises:
         ValueError: `top_n` < 1.
     """
-    uncertain = (entropy(log_p) >= target_entropy_threshold) & (entropy(log_q) >= draft_entropy_threshold)
+    h_p, h_q = entropies or (entropy(log_p), entropy(log_q))
+    uncertain = (h_p >= target_entropy_threshold) & (h_q >= draft_entropy_threshold)
     return uncertain & (top_overlap(log_p, log_q, top_n) >= overlap_threshold)

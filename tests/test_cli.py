@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import sys
 
 import pytest
@@ -44,6 +45,28 @@ class TestGenerate:
         assert rows["lossless"][3].endswith("%")
         assert rows["lossless"][4] == ""
         assert rows["lossless"][-1] == "1 of 1"
+
+    @pytest.mark.deprecated
+    def test_a_target_folder_with_a_scheme_of_its_own_is_compared_all_the_same(self, folders, tmp_path, capsys):
+        shutil.copytree(folders, tmp_path / "own")
+        SemSpecConfig("easd", trigger="random", trigger_rate=1.0).save_pretrained(tmp_path / "own" / "target")
+        assert generate(tmp_path / "own") == 0
+        assert "plain" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--device", "banana"], "--device banana"),
+            (["--set", "return_dict_in_generate=false"], "--set return_dict_in_generate"),
+            (["--set", "num_return_sequences=2"], "--set num_return_sequences"),
+        ],
+    )
+    def test_bad_arguments_give_one_line(self, folders, capsys, arguments, message):
+        assert generate(folders, *arguments) == 2
+        assert message in capsys.readouterr().err
+
+    def test_stop_strings_get_the_tokenizer(self, folders, capsys):
+        assert generate(folders, "--set", 'stop_strings=["e"]') == 0
 
     def plain_text(self, folders):
         model, tok = tiny(dtype=torch.float32), tokenizer()

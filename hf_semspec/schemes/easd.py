@@ -71,6 +71,7 @@ def uncertain_agreements(
         draft_entropy_threshold=config.draft_entropy_threshold,
         overlap_threshold=config.overlap_threshold,
         top_n=config.top_n,
+        entropies=(h_p, h_q),
     )
     return h_p, h_q, triggers
 
@@ -133,6 +134,5 @@ def _warn_if_calibrated_elsewhere(config: EASDConfig, generation_config: Any) ->
     if changed:
         warn_once(
             f"easd's thresholds were calibrated for other sampling settings ({', '.join(changed)} differ): calibrate "
-            "again with "
-            "calibrate_easd, or expect another trigger rate"
+            "again with calibrate_easd, or expect another trigger rate"
         )
