@@ -19,7 +19,8 @@ def markdown(result: dict[str, Any]) -> str:
             "### Batch 1\n\n" + _single(result["batch1"], result["pair"]),
             f"### Batch {result['batch']['batch']}\n\n" + _batch(result["batch"]),
             "### easd over lossless\n\n" + _easd(result["easd"]),
-            "### smc\n\n" + _smc(result["smc"]),
+            # Results stored before the scheme existed have no such part.
+            *(["### smc\n\n" + _smc(result["smc"])] if "smc" in result else []),
         )
     )
 
