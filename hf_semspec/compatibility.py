@@ -67,7 +67,7 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         _check_sampling(scheme, config)
     for role, one in (("target", model), ("draft", draft)):
         _check_model(role, one)
-    if scheme.num_chains > text_config(model).vocab_size:
+    if getattr(scheme, "num_chains", 1) > text_config(model).vocab_size:
         raise ValueError(
             f"num_chains={scheme.num_chains} exceeds the vocabulary of {text_config(model).vocab_size} ids: lower it"
         )
