@@ -209,7 +209,7 @@ class TestVocabularies:
         assert not recwarn
 
     def test_ui_25_equal_sizes_with_permuted_ids_are_foreign(self):
-        with pytest.raises(ValueError, match=r"foreign.*id 2 is .* lossless and easd.*load_draft"):
+        with pytest.raises(ValueError, match=r"foreign.*id 2 is .* lossless, easd and smc.*load_draft"):
             check_vocabularies(tiny(), tiny(), tokenizer(), tokenizer(permute=3))
 
     def test_one_tokenizer_alone(self):
