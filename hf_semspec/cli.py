@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, T
 from transformers.utils import logging
 
 from .comparison import PLAIN, Run, comparison_table, decode, encode, plain_config
-from .configuration import SCHEME_CONFIGS, EASDConfig, SchemeConfig, SemSpecConfig
+from .configuration import SCHEME_CONFIGS, EASDConfig, SchemeConfig, SemSpecConfig, SMCConfig
 from .drafts import load_draft
 
 # Drafts made from the target itself.
@@ -50,9 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hf-semspec", description="Speculative decoding behind generate().")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    demo = commands.add_parser(
-        "demo", help="SmolLM2-135M on three word problems, the greedy schemes beside plain decoding"
-    )
+    demo = commands.add_parser("demo", help="SmolLM2-135M on three word problems, every scheme beside plain decoding")
     demo.add_argument("--draft", choices=("bf16", "nf4"), help="the draft: a copy of the target in this form")
     demo.add_argument("--limit", type=_positive, default=3, metavar="N", help="word problems to decode (default 3)")
     demo.add_argument("--max-new-tokens", type=_positive, default=64, metavar="N")
@@ -113,10 +111,8 @@ def _demo(arguments: argparse.Namespace, command: str) -> int:
         draft_entropy_threshold=ENTROPY_THRESHOLD,
         calibrated_for={"do_sample": False},
     )
-    # Greedy decoding shows by the text itself what a scheme keeps; smc has no greedy form.
-    greedy = (name for name in SCHEME_CONFIGS if name != "smc")
-    schemes: dict[str, str | SchemeConfig] = {name: easd if name == "easd" else name for name in greedy}
-    configs = {name: _config(scheme, arguments.max_new_tokens) for name, scheme in schemes.items()}
+    own: dict[str, SchemeConfig] = {"easd": easd, "smc": SMCConfig(num_particles=4)}
+    configs = {name: _config(own.get(name, name), arguments.max_new_tokens) for name in SCHEME_CONFIGS}
     runs = {name: Run(name) for name in (PLAIN, *configs)}
     problems = PROBLEMS[: arguments.limit]
     # A few unmeasured tokens of each kind, so that no contender pays for the first use of a kernel.
@@ -137,7 +133,7 @@ def _demo(arguments: argparse.Namespace, command: str) -> int:
     console.print(
         "easd draws again where both models are unsure and agree, so its text may differ from plain decoding's. Its "
         f"thresholds here, {ENTROPY_THRESHOLD} nats, are the 90th percentile that hf_semspec.calibrate_easd found for "
-        "this model on other word problems.",
+        "this model on other word problems. smc has no greedy form: it samples, at temperature 0.7 with 4 particles.",
         highlight=False,
     )
     return 0
@@ -196,7 +192,9 @@ def _generate(arguments: argparse.Namespace, command: str) -> int:
 
 
 def _config(scheme: str | SchemeConfig, max_new_tokens: int) -> SemSpecConfig:
-    return SemSpecConfig(scheme, max_new_tokens=max_new_tokens, do_sample=False, return_dict_in_generate=True)
+    """Greedy, or for the scheme that cannot be, sampling."""
+    sampling = {"temperature": 0.7} if isinstance(scheme, SMCConfig) else {"do_sample": False}
+    return SemSpecConfig(scheme, max_new_tokens=max_new_tokens, return_dict_in_generate=True, **sampling)
 
 
 def _describe(model: PreTrainedModel) -> str:

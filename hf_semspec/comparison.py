@@ -47,7 +47,9 @@ class Run:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted over tested drafted tokens; `None` for plain decoding and where nothing was tested."""
+        """Accepted over tested drafted tokens; `None` where nothing was tested, and for smc, which keeps them all."""
+        if self.name == "smc":
+            return None
         tested = sum(stats.tested for stats in self.stats)
         return sum(stats.accepted for stats in self.stats) / tested if tested else None
 
