@@ -13,27 +13,19 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache as Cache
 from transformers.cache_utils import CacheLayerMixin, DynamicCache
+from transformers.generation import GenerateDecoderOnlyOutput
 
 ROLLBACK_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
+# The field of `generate`'s output that holds the cache: `cache` since transformers 5.24, `past_key_values` before.
+CACHE_FIELD = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
+
+
 def cache_argument(model: nn.Module) -> str:
-    """Name of the forward argument that takes the cache: `cache` since transformers 5.24, `past_key_values` before."""
+    """Name of the forward argument that takes the cache; a wrapper that hides it gets the installed version's."""
     parameters = inspect.signature(model.forward).parameters
-    for name in ("cache", "past_key_values"):
-        if name in parameters:
-            return name
-    return "cache" if "cache" in inspect.signature(Cache.get_seq_length).parameters else _output_field()
-
-
-def _output_field() -> str:
-    from transformers.generation import GenerateDecoderOnlyOutput
-
-    fields = GenerateDecoderOnlyOutput.__dataclass_fields__
-    return "cache" if "cache" in fields else "past_key_values"
-
-
-CACHE_FIELD = _output_field()
+    return next((name for name in ("cache", "past_key_values") if name in parameters), CACHE_FIELD)
 
 
 def text_config(model: Any) -> Any:
