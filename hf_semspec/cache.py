@@ -204,6 +204,23 @@ class RaggedCache(Cache):
                 gathered = states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
                 target[:, :, :width] = torch.where(real, gathered, 0)
 
+    def load(self, rows: "Sequence[RowStates]") -> None:
+        """Replace all that is held by `rows`, one entry a row as [`RaggedCache.rows`] gives it; an empty one holds
+        nothing."""
+        self.batch, self.layers = len(rows), []
+        lengths = [next((keys.shape[1] for keys, _ in filter(None, states)), 0) for states in rows]
+        self.plan(0, max(lengths))
+        for index in range(max(len(states) for states in rows)):
+            layer = RaggedLayer(self)
+            self.layers.append(layer)
+            held = {row: states[index] for row, states in enumerate(rows) if states and states[index] is not None}
+            for row, pair in held.items():
+                assert pair is not None
+                if not layer.is_initialized:
+                    layer.lazy_initialization(*(part.expand(self.batch, *part.shape) for part in pair))
+                layer.keys[row, :, : lengths[row]] = pair[0]
+                layer.values[row, :, : lengths[row]] = pair[1]
+
     def rows(self, index: int, length: int) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
         """A copy of the first `length` columns of row `index`: one (keys, values), each (heads, length, head_dim), a
         layer."""

@@ -21,6 +21,8 @@ class Request:
     criteria: Any
     streamer: Any
     model_kwargs: dict[str, Any]
+    tokenizer: Any = None
+    assistant_tokenizer: Any = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from .cache import RaggedCache, attention_windows, cache_argument, text_config
@@ -96,6 +97,37 @@ class CachedModel:
         return block_masks(columns, end, self.windows, self.dtype)
 
 
+class MappedModel(CachedModel):
+    """A draft model that speaks the target's vocabulary, on the target's device.
+
+    Args:
+        draft: a causal LM.
+        vocabulary (`int`): the target's vocabulary size: ids the draft lacks get no mass, ids the target lacks are
+            dropped, and a committed id that the draft cannot embed is fed to it as its pad token.
+        device: where ids and laws live.
+        batch, last_position: as [`CachedModel`].
+    """
+
+    def __init__(self, draft: Any, vocabulary: int, device: torch.device | None, batch: int, last_position: int):
+        super().__init__(draft, batch, last_position)
+        config = text_config(draft)
+        self.law_device = device or self.device
+        self.vocabulary = vocabulary
+        self.own_vocabulary = int(config.vocab_size)
+        pad, eos = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
+        self.substitute = next(i for i in (pad, *_ids(eos), 0) if i is not None)
+
+    def feed(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
+        """As [`CachedModel.feed`]; the logits are float32 and stand on the target's vocabulary."""
+        if self.own_vocabulary < self.vocabulary:
+            ids = torch.where(ids < self.own_vocabulary, ids, self.substitute)
+        logits = super().feed(ids, ends, keep).to(device=self.law_device, dtype=torch.float32)
+        missing = self.vocabulary - logits.shape[-1]
+        if missing > 0:
+            return functional.pad(logits, (0, missing), value=-torch.inf)
+        return logits[..., : self.vocabulary] if missing else logits
+
+
 def keeps_no_tensors(model: Any) -> bool:
     """Whether `model` may run in inference mode, a tenth faster on small CPU models.
 
@@ -125,3 +157,7 @@ def compute_device(model: Any) -> torch.device:
         places = (getattr(hook, "execution_device", None) for hook in hooked)
         device = torch.device(next((place for place in places if place is not None), "cpu"))
     return device
+
+
+def _ids(value: int | list[int] | None) -> list[int]:
+    return [] if value is None else [value] if isinstance(value, int) else list(value)

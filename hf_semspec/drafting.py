@@ -1,5 +1,6 @@
 """Drafts: chains of tokens from a smaller model, for our own loop and for transformers' assisted one."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,9 +9,9 @@ import torch
 from torch.nn import functional
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from .cache import text_config
+from .cache import RaggedCache, RowStates, text_config
 from .canvas import Canvas
-from .decoder import CachedModel
+from .decoder import CachedModel, MappedModel
 from .notices import warn_once
 from .particles import gumbel_max, token_log_probs
 from .sampling import CallRandomness, Processors
@@ -69,7 +70,41 @@ class DraftLength:
         return max(self.CHOICES, key=tokens_for_cost)
 
 
-class ChainGenerator(CandidateGenerator):
+class NoDrafts:
+    """What [`Speculation`] asks of a drafter; this one drafts nothing, so the target decodes alone."""
+
+    chains = 1
+    own_vocabulary: int = sys.maxsize
+    decoder: CachedModel | None = None
+
+    @property
+    def caches(self) -> list[RaggedCache]:
+        """The caches that hold drafted tokens."""
+        return [] if self.decoder is None else [self.decoder.cache]
+
+    def plan(self, live: Sequence[int], canvas: Canvas, rooms: Sequence[int]) -> list[int]:
+        """For each row, how many tokens to draft this round."""
+        return [0] * len(live)
+
+    def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
+        """Draft for the rows `live`; called only where something was planned."""
+        raise NotImplementedError
+
+    def observe(self, accepted: int, tested: int) -> None:
+        """Take note of one row's counts."""
+
+    def commit(self, lengths: Sequence[int]) -> None:
+        """Roll back to what was committed: the rows now hold `lengths` tokens, the last of which was never fed."""
+
+    def select(self, rows: list[int]) -> None:
+        """Keep only `rows` of the current batch."""
+
+    def states(self, row: int) -> RowStates:
+        """A copy of what the drafter's cache holds of a row."""
+        return []
+
+
+class ChainGenerator(NoDrafts, CandidateGenerator):
     """Drafts token by token from `draft`, which keeps its own cache and is never forwarded just to catch up.
 
     It serves our loop through `propose`, any batch and several chains, and transformers' assisted loop through
@@ -86,6 +121,7 @@ class ChainGenerator(CandidateGenerator):
         max_length (`int`): the longest a row may become, in tokens.
         with_laws (`bool`): keep `log_q`; implied by sampling.
         device: where ids, laws and draws live, the target's device; by default the draft's own.
+        decoder: the draft with what its cache holds already; made anew by default.
     """
 
     def __init__(
@@ -101,15 +137,14 @@ class ChainGenerator(CandidateGenerator):
         max_length: int,
         with_laws: bool = False,
         device: torch.device | None = None,
+        decoder: MappedModel | None = None,
     ) -> None:
-        config = text_config(draft)
-        self.context = getattr(config, "max_position_embeddings", None) or max_length
-        self.decoder = CachedModel(draft, batch, min(max_length - 2, self.context - 1))
-        self.device = device or self.decoder.device
-        self.vocabulary = vocabulary
-        self.own_vocabulary = int(config.vocab_size)
-        pad, eos = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
-        self.substitute = next(i for i in (pad, *_ids(eos), 0) if i is not None)
+        self.context = draft_context(draft) or max_length
+        self.decoder: MappedModel = decoder or MappedModel(
+            draft, vocabulary, device, batch, min(max_length - 2, self.context - 1)
+        )
+        self.device = self.decoder.law_device
+        self.own_vocabulary = self.decoder.own_vocabulary
         self.processors = processors
         self.randomness = randomness
         self.length = length
@@ -127,10 +162,7 @@ class ChainGenerator(CandidateGenerator):
         """
         spaces = [self.context - length + 1 for length in canvas.lengths(live)]
         if min(spaces) <= 0:
-            warn_once(
-                f"the text has outgrown the draft's context of {self.context} tokens: rows past it are decoded "
-                "without drafts from there on"
-            )
+            warn_of_context(self.context)
         most = self.length.pick()
         return [max(0, min(most, room - 1, space)) for room, space in zip(rooms, spaces, strict=True)]
 
@@ -149,12 +181,12 @@ class ChainGenerator(CandidateGenerator):
         drafted, laws, peaks = [], [], []
         for t in range(num_tokens):
             ends = [length + t for length in lengths for _ in range(1 if expand else self.chains)]
-            logits = self.decoder.feed(self._embeddable(ids), ends, keep=1)
+            logits = self.decoder.feed(ids, ends, keep=1)
             if expand:
                 chain_rows = [row for row in range(len(live)) for _ in range(self.chains)]
                 self.decoder.cache.select(chain_rows)
                 logits, expand = logits[chain_rows], False
-            scores = self._on_target_vocabulary(logits).view(len(live), self.chains, 1, -1)
+            scores = logits.view(len(live), self.chains, 1, -1)
             widths = [width + t for width in canvas.widths(live)]
             scores = self.processors(scores, canvas.shown, live, widths).squeeze(2)
             tokens, peak, log_q = self._pick(scores, first=t == 0)
@@ -181,12 +213,22 @@ class ChainGenerator(CandidateGenerator):
         else:
             self.decoder.cache.batch = len(rows)
 
+    def states(self, row: int) -> RowStates:
+        """A copy of what the draft's cache holds of a row, of its first chain."""
+        return self.decoder.cache.rows(row * self.chains, self.filled[row]) if self.decoder.cache.is_filled else []
+
+    def observe(self, accepted: int, tested: int) -> None:
+        """Tell the draft length one row's counts."""
+        self.length.observe(accepted, tested)
+
     def _draft(
         self, drafted: list[torch.Tensor], peaks: list[torch.Tensor], laws: list[Any], counts: list[int]
     ) -> Draft:
         num_tokens = len(drafted)
         peak = torch.stack(peaks, dim=-1)
-        valid = peak > -torch.inf if self.processors.processors or self.own_vocabulary < self.vocabulary else None
+        valid = (
+            peak > -torch.inf if self.processors.processors or self.own_vocabulary < self.decoder.vocabulary else None
+        )
         broken = torch.isnan(peak)
         if min(counts) < num_tokens:
             limits = torch.tensor(counts, device=self.device)[:, None, None]
@@ -208,18 +250,6 @@ class ChainGenerator(CandidateGenerator):
             best = scores.nan_to_num(nan=-torch.inf).topk(self.chains, dim=-1).indices  # chains agree: equal rows
             tokens = best.diagonal(dim1=1, dim2=2)
         return tokens, peak, log_q
-
-    def _embeddable(self, ids: torch.Tensor) -> torch.Tensor:
-        if self.own_vocabulary >= self.vocabulary:
-            return ids
-        return torch.where(ids < self.own_vocabulary, ids, self.substitute)
-
-    def _on_target_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
-        logits = logits.to(device=self.device, dtype=torch.float32)
-        missing = self.vocabulary - logits.shape[-1]
-        if missing > 0:
-            return functional.pad(logits, (0, missing), value=-torch.inf)
-        return logits[..., : self.vocabulary] if missing else logits
 
     def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Candidates for transformers' own assisted loop.
@@ -275,7 +305,7 @@ class ParticleGenerator(ChainGenerator):
     def _read_prompts(self, canvas: Canvas, live: Sequence[int]) -> None:
         lengths = [length - 1 for length in canvas.lengths(live)]
         prompts = canvas.read(live, max(lengths) + 1, 0)[:: self.chains, :-1]
-        self.decoder.feed(self._embeddable(prompts), lengths, keep=1)
+        self.decoder.feed(prompts, lengths, keep=1)
         self.decoder.cache.select([row for row in range(len(live)) for _ in range(self.chains)])
         self.filled = lengths
 
@@ -292,5 +322,14 @@ class ParticleGenerator(ChainGenerator):
         )
 
 
-def _ids(value: int | list[int] | None) -> list[int]:
-    return [] if value is None else [value] if isinstance(value, int) else list(value)
+def draft_context(draft: Any) -> int | None:
+    """The longest text that `draft` can read, in tokens; `None` where its config names no limit."""
+    return getattr(text_config(draft), "max_position_embeddings", None) or None
+
+
+def warn_of_context(context: int) -> None:
+    """One warning that the draft has been outgrown."""
+    warn_once(
+        f"the text has outgrown the draft's context of {context} tokens: rows past it are decoded without drafts "
+        "from there on"
+    )

@@ -106,6 +106,8 @@ def _semspec_decoding(
         criteria=stopping_criteria,
         streamer=streamer,
         model_kwargs=model_kwargs,
+        tokenizer=tokenizer,
+        assistant_tokenizer=assistant_tokenizer,
     )
     try:
         output, stats = SCHEMES[scheme.name](request)

@@ -19,6 +19,7 @@ LAYERS = [
     ["population"],
     ["blocks"],
     ["speculation", "lineage"],
+    ["call_state"],
     ["calls"],
     ["drafting", "inputs", "results"],
     ["decoder"],

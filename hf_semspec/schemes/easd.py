@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from ..acceptance import Acceptance, accept_chains, accept_chains_greedy
+from ..call_state import CallState
 from ..calls import Block, Request
 from ..configuration import EASDConfig
 from ..notices import warn_once
@@ -17,10 +18,17 @@ from ..uncertainty import entropy, uncertain_agreement
 def decode(request: Request) -> tuple[Any, DecodingStats]:
     """Run one call of `generate`; the output carries `triggers` and the entropies, the stats their means."""
     config: EASDConfig = request.scheme
-    _warn_if_calibrated_elsewhere(config, request.generation_config)
-    state = Speculation(request, with_laws=True)
-    trace = EntropyTrace(state)
-    state.prefill()
+    warn_if_calibrated_elsewhere(config, request.generation_config)
+    state = Speculation.begin(request, with_laws=True)
+    trace = EntropyTrace(state.call)
+    run(state, config, trace)
+    output, stats = state.output()
+    trace.attach(output, stats)
+    return output, stats
+
+
+def run(state: Speculation, config: EASDConfig, trace: "EntropyTrace") -> None:
+    """Rounds until no row of `state`, which keeps laws, is open."""
     while state.running:
         block = state.draft_and_score()
         if block.draft is None:
@@ -28,20 +36,9 @@ def decode(request: Request) -> tuple[Any, DecodingStats]:
             continue
         h_p, h_q, triggers = uncertain_agreements(block, config, state)
         decision = accept(block, triggers, config.penalty)
-        trace.record(h_p, h_q, decision, block.draft.valid)
+        trace.record(state.live, h_p, h_q, decision, block.draft.valid)
         state.commit(block, decision)
-    output, stats = state.output()
-    h_p, h_q = trace.by_column()
-    if not h_p.isnan().all():
-        stats.mean_target_entropy, stats.mean_draft_entropy = float(h_p.nanmean()), float(h_q.nanmean())
-    if request.generation_config.return_dict_in_generate:
-        output.target_entropies, output.draft_entropies = h_p, h_q
-        output.triggers = torch.zeros(h_p.shape, dtype=torch.bool)
-        for row, column in state.resampled:
-            output.triggers[row, column] = True
-        for name in ("target_entropies", "draft_entropies", "triggers"):
-            setattr(output, name, getattr(output, name).to(output.sequences.device))
-    return output, stats
+    trace.triggers += state.resampled
 
 
 def uncertain_agreements(
@@ -57,7 +54,7 @@ def uncertain_agreements(
     h_p, h_q = entropy(log_p), entropy(log_q)
     if config.trigger == "random":
         # One coin a depth, so that chains which share a prefix share their triggers.
-        coins = torch.rand(h_p[:, :1].shape, generator=state.randomness.second, device=h_p.device)
+        coins = torch.rand(h_p[:, :1].shape, generator=state.call.randomness.second, device=h_p.device)
         return h_p, h_q, (coins < config.trigger_rate).expand_as(h_p)
     if (
         max(config.draft_entropy_threshold, config.target_entropy_threshold) == torch.inf
@@ -93,12 +90,20 @@ def accept(block: Block, triggers: torch.Tensor | None, penalty: float) -> Accep
 class EntropyTrace:
     """Entropies of the positions whose drafted token was tested, kept on the device until the call ends."""
 
-    def __init__(self, state: Speculation) -> None:
-        self.state = state
+    def __init__(self, call: CallState) -> None:
+        self.call = call
         self.rounds: list[torch.Tensor] = []
         self.places: list[list[tuple[int, int]]] = []
+        self.triggers: list[tuple[int, int]] = []
 
-    def record(self, h_p: torch.Tensor, h_q: torch.Tensor, decision: Acceptance, valid: torch.Tensor | None) -> None:
+    def record(
+        self,
+        live: list[int],
+        h_p: torch.Tensor,
+        h_q: torch.Tensor,
+        decision: Acceptance,
+        valid: torch.Tensor | None,
+    ) -> None:
         """Take a round's entropies (rows, chains, γ), of the chain that was committed; call before the commit."""
         rows, chain = torch.arange(h_p.shape[0], device=h_p.device), decision.chain
         tested = torch.arange(h_p.shape[2], device=h_p.device) <= decision.num_accepted.unsqueeze(1)  # (rows, γ)
@@ -106,12 +111,12 @@ class EntropyTrace:
             tested = tested & valid[rows, chain].cumprod(dim=-1).bool()
         pair = torch.stack((h_p[rows, chain], h_q[rows, chain]), dim=1)  # (rows, 2, γ)
         self.rounds.append(torch.where(tested.unsqueeze(1), pair, torch.nan))
-        self.places.append([(row, self.state.canvas.generated[row]) for row in self.state.live])
+        self.places.append([(row, self.call.canvas.generated[row]) for row in live])
 
     def by_column(self) -> tuple[torch.Tensor, torch.Tensor]:
         """H(p) and H(q) in nats, each (batch, new tokens) on the CPU; nan where the token was not drafted and
         tested."""
-        generated = self.state.canvas.generated
+        generated = self.call.canvas.generated
         columns = torch.full((len(generated), 2, max(generated)), torch.nan)
         if self.rounds:
             sizes = [entropies.shape[2] for entropies in self.rounds]
@@ -124,8 +129,23 @@ class EntropyTrace:
                     at += size
         return columns[:, 0], columns[:, 1]
 
+    def attach(self, output: Any, stats: DecodingStats) -> None:
+        """Put the entropies and the triggers on the output, their means into the statistics."""
+        h_p, h_q = self.by_column()
+        if not h_p.isnan().all():
+            stats.mean_target_entropy, stats.mean_draft_entropy = float(h_p.nanmean()), float(h_q.nanmean())
+        if isinstance(output, torch.Tensor):
+            return
+        triggers = torch.zeros(h_p.shape, dtype=torch.bool)
+        for row, column in self.triggers:
+            triggers[row, column] = True
+        device = output.sequences.device
+        output.target_entropies, output.draft_entropies = h_p.to(device), h_q.to(device)
+        output.triggers = triggers.to(device)
 
-def _warn_if_calibrated_elsewhere(config: EASDConfig, generation_config: Any) -> None:
+
+def warn_if_calibrated_elsewhere(config: EASDConfig, generation_config: Any) -> None:
+    """One warning where the thresholds were calibrated for other sampling settings."""
     calibrated = config.calibrated_for
     if calibrated is None or config.trigger == "random":
         return

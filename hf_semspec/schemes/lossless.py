@@ -10,12 +10,16 @@ from ..speculation import Speculation
 
 def decode(request: Request) -> tuple[Any, DecodingStats]:
     """Run one call of `generate`."""
-    state = Speculation(request)
-    state.prefill()
+    state = Speculation.begin(request)
+    run(state)
+    return state.output()
+
+
+def run(state: Speculation) -> None:
+    """Rounds until no row of `state` is open."""
     while state.running:
         block = state.draft_and_score()
         state.commit(block, accept(block) if block.draft is not None else state.plain(block))
-    return state.output()
 
 
 def accept(block: Block) -> Acceptance:

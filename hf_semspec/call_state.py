@@ -1,0 +1,136 @@
+"""What one call of a token-level scheme has committed so far, whoever decodes: text, ended rows, what is returned."""
+
+import copy
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .cache import RowStates
+from .calls import Request
+from .canvas import Canvas
+from .checks import SAMPLING_SETTINGS
+from .decoder import CachedModel, compute_device
+from .inputs import read_inputs
+from .outputs import DecodingStats, RowStats
+from .results import Columns, build_cache, build_output
+from .sampling import CallRandomness
+from .stopping import SettledStream, StopRules
+
+
+class CallState:
+    """One call: decoders work on it in turns, the rows that one leaves open are the next one's.
+
+    Args:
+        request: the call.
+        chains (`int`): chains of drafts a row.
+    """
+
+    def __init__(self, request: Request, chains: int = 1) -> None:
+        self.began = time.perf_counter()
+        self.request = request
+        model, config = request.model, request.generation_config
+        self.device = compute_device(model)
+        self.inputs = inputs = read_inputs(model, request.input_ids, request.model_kwargs, config)
+        self.offsets = inputs.offsets
+        self.randomness = CallRandomness(self.device, (getattr(model, "_tp_size", None) or 1) > 1)
+        self.sampling = bool(config.do_sample)
+        batch, width = inputs.ids.shape
+        self.rules = StopRules(request.criteria, width, config.max_length)
+        self.stream = SettledStream(request.streamer, width)
+        pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+        self.canvas = Canvas(inputs.ids, inputs.mask, chains, pad, min(self.rules.room, 1024) + 64)
+        wanted = bool(config.return_dict_in_generate)
+        self.scores = Columns(batch, wanted and bool(config.output_scores))
+        self.logits = Columns(batch, wanted and bool(config.output_logits))
+        self.keep_cache = (wanted and config.use_cache is not False) or inputs.fills_cache
+        self.row_states: list[RowStates] = [[] for _ in range(batch)]
+        self.hits: dict[int, int] = {}
+        self.rows_end_alone = self.rules.has_eos  # without EOS plain `generate` keeps all rows going until the last
+        self.stats = DecodingStats(request.scheme.name, [RowStats() for _ in range(batch)])
+        self.stats.sampling = {name: getattr(config, name, None) for name in SAMPLING_SETTINGS}
+
+    @property
+    def batch(self) -> int:
+        """Rows of the caller's batch."""
+        return len(self.canvas.generated)
+
+    @property
+    def rows(self) -> range:
+        """All rows of the caller's batch."""
+        return range(self.batch)
+
+    def target(self) -> CachedModel:
+        """The target, with what the caller's cache holds."""
+        inputs = self.inputs
+        target = CachedModel(self.request.model, self.batch, inputs.visible.shape[1] + self.rules.room - 2)
+        if inputs.cache is not None and any(inputs.cached):
+            target.cache.adopt(inputs.cache, inputs.visible[:, : inputs.cache.get_seq_length()])
+        return target
+
+    def tentative(self) -> "CallState":
+        """The same text for a decoder that the target has yet to judge: nothing is streamed, its laws are not
+        returned, and where it ends a row, what it counts and its cache are kept apart."""
+        other = copy.copy(self)
+        other.offsets = [0] * self.batch
+        other.stream = SettledStream(None, 0)
+        other.scores, other.logits = Columns(self.batch, False), Columns(self.batch, False)
+        other.keep_cache = False
+        other.row_states = [[] for _ in self.rows]
+        other.hits = {}
+        other.rows_end_alone = True
+        other.stats = DecodingStats(self.stats.scheme, [RowStats() for _ in self.rows])
+        return other
+
+    def lengths(self, live: Sequence[int]) -> list[int]:
+        """Tokens that the decoder's cache counts for the rows `live`, those before the caller's ids included."""
+        lengths = self.canvas.lengths(live)
+        return [length + self.offsets[row] for row, length in zip(live, lengths, strict=True)]
+
+    def clear(self, row: int, start: int, stop: int) -> None:
+        """Forget the tokens of `row` in columns [start, stop) of new text."""
+        prompt = self.canvas.prompt_width
+        self.canvas.shown[row, :, prompt + start : prompt + stop] = self.canvas.pad
+        self.scores.clear(row, start)
+        self.logits.clear(row, start)
+
+    def settle(self, live: Sequence[int]) -> list[int]:
+        """Stream what is settled; returns the places in `live` of the rows that have ended."""
+        generated = self.canvas.generated
+        final = max(self.hits.values()) if len(self.hits) == len(generated) else None
+        if self.rows_end_alone:
+            leaving = [i for i, row in enumerate(live) if row in self.hits]
+            open_rows = [row for row in self.rows if row not in self.hits]
+            settled = min((generated[row] for row in open_rows), default=max(generated))
+        else:
+            goal = self.rules.room if final is None else final
+            leaving = [i for i, row in enumerate(live) if generated[row] >= goal]
+            settled = min(*generated, goal)
+        self.stream.advance(self.canvas.shown[:, 0], self.canvas.prompt_width + settled)
+        return leaving
+
+    def output(self, target: CachedModel, draft: CachedModel | None) -> tuple[Any, DecodingStats]:
+        """What `generate` returns (the ids, or a `SemSpecOutput` if `return_dict_in_generate`), and the statistics."""
+        config, generated = self.request.generation_config, self.canvas.generated
+        width = max(self.hits.values())
+        for row, count in enumerate(generated):
+            surplus = max(count - width, 0)
+            generated[row] -= surplus
+            self.stats.rows[row].cut += surplus
+            self.stats.rows[row].emitted -= surplus
+        sequences = self.canvas.shown[:, 0, : self.canvas.prompt_width + width].to(
+            self.request.input_ids.device, copy=True
+        )
+        cache = None
+        if self.keep_cache:
+            cache = build_cache(self.request.model, self.row_states, self.inputs.visible, generated, self.inputs.cache)
+        self.stream.end()
+        stats = self.stats
+        stats.target_forwards, stats.target_tokens = target.forwards, target.tokens
+        stats.target_seconds = target.seconds
+        if draft is not None:
+            stats.draft_forwards, stats.draft_tokens = draft.forwards, draft.tokens
+            stats.draft_seconds = draft.seconds
+        stats.total_seconds = time.perf_counter() - self.began
+        if not config.return_dict_in_generate:
+            return sequences, stats
+        return build_output(sequences, self.scores.upto(width), self.logits.upto(width), cache, stats), stats
