@@ -208,14 +208,15 @@ class RaggedCache(Cache):
         """Replace all that is held by `rows`, one entry a row as [`RaggedCache.rows`] gives it; an empty one holds
         nothing."""
         self.batch, self.layers = len(rows), []
-        lengths = [next((keys.shape[1] for keys, _ in filter(None, states)), 0) for states in rows]
+        lengths = [held(states) for states in rows]
         self.plan(0, max(lengths))
         for index in range(max(len(states) for states in rows)):
             layer = RaggedLayer(self)
             self.layers.append(layer)
-            held = {row: states[index] for row, states in enumerate(rows) if states and states[index] is not None}
-            for row, pair in held.items():
-                assert pair is not None
+            for row, states in enumerate(rows):
+                pair = states[index] if states else None
+                if pair is None:
+                    continue
                 if not layer.is_initialized:
                     layer.lazy_initialization(*(part.expand(self.batch, *part.shape) for part in pair))
                 layer.keys[row, :, : lengths[row]] = pair[0]
@@ -233,6 +234,11 @@ class RaggedCache(Cache):
 
 
 RowStates = list[tuple[torch.Tensor, torch.Tensor] | None]
+
+
+def held(states: RowStates) -> int:
+    """Tokens that a row's states hold."""
+    return next((keys.shape[1] for keys, _ in filter(None, states)), 0)
 
 
 def export(rows: list[RowStates], places: list[torch.Tensor], first: int, width: int, into: Cache) -> Cache:

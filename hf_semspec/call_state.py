@@ -32,6 +32,7 @@ class CallState:
         self.device = compute_device(model)
         self.inputs = inputs = read_inputs(model, request.input_ids, request.model_kwargs, config)
         self.offsets = inputs.offsets
+        self.role = "target"
         self.randomness = CallRandomness(self.device, (getattr(model, "_tp_size", None) or 1) > 1)
         self.sampling = bool(config.do_sample)
         batch, width = inputs.ids.shape
@@ -71,6 +72,7 @@ class CallState:
         """The same text for a decoder that the target has yet to judge: nothing is streamed, its laws are not
         returned, and where it ends a row, what it counts and its cache are kept apart."""
         other = copy.copy(self)
+        other.role = "draft"
         other.offsets = [0] * self.batch
         other.stream = SettledStream(None, 0)
         other.scores, other.logits = Columns(self.batch, False), Columns(self.batch, False)

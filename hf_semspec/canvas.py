@@ -49,6 +49,12 @@ class Canvas:
             self.shown = torch.cat([self.shown, extra], dim=2)
             self._read = torch.cat([self._read, extra], dim=2) if separate else self.shown
 
+    def set_chains(self, chains: int) -> None:
+        """Hold `chains` chains a row, all like the first one."""
+        separate = self._read is not self.shown
+        self.shown = self.shown[:, :1].repeat(1, chains, 1)
+        self._read = self._read[:, :1].repeat(1, chains, 1) if separate else self.shown
+
     def widths(self, live: Sequence[int]) -> list[int]:
         """Columns of `shown` that hold tokens, for the rows `live`."""
         return [self.prompt_width + self.generated[row] for row in live]

@@ -88,6 +88,44 @@ def assign(config: Any, name: str, value: Any) -> None:
     object.__setattr__(config, name, value)
 
 
+def field_names(scheme: Any) -> tuple[str, ...]:
+    """Names of the fields of a scheme's config."""
+    return tuple(item.name for item in fields(scheme))
+
+
+def class_of(name: str, value: Any, classes: Mapping[str, Any]) -> Any:
+    """The config class called `value`, a ValueError that names the option `name` otherwise."""
+    if not isinstance(value, str) or value not in classes:
+        raise bad_value(name, value, f"one of {listed(classes)}")
+    return classes[value]
+
+
+def unknown_name(name: Any, scheme: Any, classes: Mapping[str, Any], valid: Iterable[str]) -> str:
+    """What to say of a name that `scheme` lacks: which scheme has it, or the nearest valid one."""
+    others = [other.name for other in classes.values() if name in field_names(other)]
+    if others:
+        return f"`{name}` is a field of {listed(others)}, not of {scheme.name!r}."
+    return f"unknown name {shown(name)} for the scheme {scheme.name!r}; {nearest(name, valid)}"
+
+
+def config_from_entry(name: str, entry: Any, classes: Mapping[str, Any]) -> Any:
+    """The config that `entry`, a dict as `entry_of` gives it, describes; a ValueError that names the option `name`
+    where it is malformed."""
+    if not isinstance(entry, Mapping):
+        raise bad_value(name, entry, 'a dict such as {"scheme": "lossless"}')
+    if "scheme" not in entry:
+        raise bad_value(name, dict(entry), f'a dict with a "scheme" entry, one of {listed(classes)}')
+    scheme = class_of("scheme", entry["scheme"], classes)
+    types = {item.name: item.type for item in fields(scheme)}
+    values = {key: value for key, value in entry.items() if key != "scheme"}
+    for key, value in values.items():
+        if key not in types:
+            raise ValueError(f"`{name}`: {unknown_name(key, scheme, classes, types)}")
+        if types[key] == "float" and isinstance(value, str) and value in ("inf", "-inf"):
+            values[key] = float(value)
+    return scheme(**values)
+
+
 def entry_of(config: Any) -> dict[str, Any]:
     """JSON-safe `{"scheme": name, **fields}` of a scheme's config, infinite numbers as strings."""
     return {"scheme": config.name, **{item.name: _json_safe(getattr(config, item.name)) for item in fields(config)}}
@@ -96,4 +134,8 @@ def entry_of(config: Any) -> dict[str, Any]:
 def _json_safe(value: Any) -> Any:
     if isinstance(value, dict):
         return dict(value)
+    if isinstance(value, tuple):
+        return list(value)
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
     return str(value) if isinstance(value, float) and math.isinf(value) else value

@@ -6,121 +6,21 @@ the file it saves is an ordinary `generation_config.json`: stock transformers lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig
 
-from .checks import assign, bad_value, entry_of, integer, listed, nearest, real, sampling_settings, shown
+from .checks import class_of, config_from_entry, field_names, unknown_name
+from .parse_config import PARSEConfig as PARSEConfig
 from .smc_config import SMCConfig as SMCConfig
 from .smc_config import sampling_fields
+from .token_configs import TOKEN_LEVEL_CONFIGS
+from .token_configs import EASDConfig as EASDConfig
+from .token_configs import LosslessConfig as LosslessConfig
 
-
-@dataclass(frozen=True, kw_only=True)
-class LosslessConfig:
-    r"""
-    Ordinary speculative sampling: the output follows the target's law exactly (arXiv 2211.17192, 2302.01318).
-
-    Args:
-        num_draft_tokens (`int` or `"auto"`, *optional*, defaults to 5):
-            γ, the tokens drafted a round, in [1, 64]. `"auto"` chooses it each round from the acceptance seen in this
-            call and the sizes of the two models, never from a clock. The default and the range are ours.
-        num_chains (`int`, *optional*, defaults to 1):
-            Chains drafted a round, in [1, 64]. More than one is exact multi-draft verification: one target pass over
-            all of them, the same output law. The default is the papers' algorithm; the range is ours.
-
-    Raises:
-        ValueError: If a value is of the wrong type or out of its range.
-    """
-
-    name: ClassVar[str] = "lossless"
-
-    num_draft_tokens: int | Literal["auto"] = 5
-    num_chains: int = 1
-
-    def __post_init__(self) -> None:
-        _check_chains(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe entry `{"scheme": name, **fields}`; see [`scheme_from_dict`]."""
-        return entry_of(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EASDConfig:
-    r"""
-    Entropy-aware speculative decoding (arXiv 2512.23765).
-
-    A drafted token that passes the ordinary test is rejected all the same where draft and target are both uncertain
-    and agree on what the likely tokens are.
-
-    Args:
-        num_draft_tokens (`int` or `"auto"`, *optional*, defaults to 5):
-            γ, the tokens drafted a round, in [1, 64]; `"auto"` as in [`LosslessConfig`]. Default and range are ours.
-        num_chains (`int`, *optional*, defaults to 1):
-            Chains drafted a round, in [1, 64]. With more than one, the token tested for uncertain agreement is the one
-            that multi-draft verification accepted. More than one is ours.
-        target_entropy_threshold (`float`, *optional*, defaults to 1.0):
-            τ_p in nats, >= 0: the target counts as uncertain where the entropy of its processed law is at least this.
-            `inf` switches the extra rejection off, which gives `lossless` bit for bit. The authors take percentiles of
-            entropies on held-out text; we know of no published value: the default is uncalibrated and ours.
-        draft_entropy_threshold (`float`, *optional*, defaults to 1.0):
-            τ_q in nats, >= 0, the same for the draft. The default is uncalibrated and ours.
-        overlap_threshold (`float`, *optional*, defaults to 0.8):
-            ρ >= 0: the two laws agree where at least this share of their `top_n` sets is common; above 1 they never
-            do. We know of no published value: the default is ours.
-        top_n (`int`, *optional*, defaults to 10):
-            N, the size of those sets, in [1, 1000]. We know of no published value: the default is ours.
-        penalty (`float`, *optional*, defaults to 0.0):
-            What the target's probability of the rejected token is multiplied by before the next one is drawn, in
-            [0, 1]. 0 excludes the token (v1 of the paper), 1 draws from the target as it is (v2's abstract read
-            literally). That 0 is the default is our choice.
-        trigger (`"entropy"` or `"random"`, *optional*, defaults to `"entropy"`):
-            What causes the extra rejection: the rule above, or chance alone, the control that an evaluation needs.
-            `"random"` is ours.
-        trigger_rate (`float`, *optional*, defaults to 0.0):
-            Probability of the extra rejection of a token that passed the ordinary test, in [0, 1]. Used by
-            `trigger="random"` only. Ours.
-        calibrated_for (`dict`, *optional*):
-            Sampling settings that the thresholds were calibrated under, some or all of `do_sample`, `temperature`,
-            `top_k` and `top_p`. `None` means that the thresholds are not calibrated. Ours.
-
-    Raises:
-        ValueError: If a value is of the wrong type or out of its range.
-    """
-
-    name: ClassVar[str] = "easd"
-
-    num_draft_tokens: int | Literal["auto"] = 5
-    num_chains: int = 1
-    target_entropy_threshold: float = 1.0
-    draft_entropy_threshold: float = 1.0
-    overlap_threshold: float = 0.8
-    top_n: int = 10
-    penalty: float = 0.0
-    trigger: Literal["entropy", "random"] = "entropy"
-    trigger_rate: float = 0.0
-    calibrated_for: dict[str, Any] | None = field(default=None, hash=False)
-
-    def __post_init__(self) -> None:
-        _check_chains(self)
-        for name in ("target_entropy_threshold", "draft_entropy_threshold", "overlap_threshold"):
-            assign(self, name, real(name, getattr(self, name)))
-        for name in ("penalty", "trigger_rate"):
-            assign(self, name, real(name, getattr(self, name), highest=1.0))
-        assign(self, "top_n", integer("top_n", self.top_n, 1, 1000))
-        if not isinstance(self.trigger, str) or self.trigger not in ("entropy", "random"):
-            raise bad_value("trigger", self.trigger, '"entropy" or "random"')
-        assign(self, "calibrated_for", sampling_settings(self.calibrated_for))
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe entry `{"scheme": name, **fields}`, infinite numbers as `"inf"`; see [`scheme_from_dict`]."""
-        return entry_of(self)
-
-
-SchemeConfig = LosslessConfig | EASDConfig | SMCConfig
-SCHEME_CONFIGS: dict[str, type[SchemeConfig]] = {"lossless": LosslessConfig, "easd": EASDConfig, "smc": SMCConfig}
+SchemeConfig = LosslessConfig | EASDConfig | PARSEConfig | SMCConfig
+SCHEME_CONFIGS: dict[str, type[SchemeConfig]] = {**TOKEN_LEVEL_CONFIGS, "parse": PARSEConfig, "smc": SMCConfig}
 
 
 def scheme_from_dict(entry: Any) -> SchemeConfig:
@@ -137,19 +37,8 @@ def scheme_from_dict(entry: Any) -> SchemeConfig:
     Raises:
         ValueError: If the entry is malformed in any way: no scheme, an unknown scheme or field, a bad value.
     """
-    if not isinstance(entry, Mapping):
-        raise bad_value("semspec", entry, 'a dict such as {"scheme": "lossless"}')
-    if "scheme" not in entry:
-        raise bad_value("semspec", dict(entry), f'a dict with a "scheme" entry, one of {listed(SCHEME_CONFIGS)}')
-    scheme = _scheme_class(entry["scheme"])
-    types = {item.name: item.type for item in fields(scheme)}
-    values = {name: value for name, value in entry.items() if name != "scheme"}
-    for name, value in values.items():
-        if name not in types:
-            raise ValueError(f"`semspec`: {_unknown_name(name, scheme, types)}")
-        if types[name] == "float" and isinstance(value, str) and value in ("inf", "-inf"):
-            values[name] = float(value)
-    return scheme(**values)
+    scheme: SchemeConfig = config_from_entry("semspec", entry, SCHEME_CONFIGS)
+    return scheme
 
 
 class SemSpecConfig(GenerationConfig):
@@ -161,8 +50,8 @@ class SemSpecConfig(GenerationConfig):
     extra entry, `semspec`, a plain dict. Set it to `None`, or call `generate(..., semspec=None)`, to decode plainly.
 
     Args:
-        scheme (`str`, [`LosslessConfig`], [`EASDConfig`] or [`SMCConfig`]):
-            The scheme's name, `"lossless"`, `"easd"` or `"smc"`, or its config.
+        scheme (`str`, [`LosslessConfig`], [`EASDConfig`], [`PARSEConfig`] or [`SMCConfig`]):
+            The scheme's name, `"lossless"`, `"easd"`, `"parse"` or `"smc"`, or its config.
         fields:
             Fields of that scheme (not beside a scheme config, which has them already) and of `GenerationConfig`, in
             one namespace. With `"smc"`, which always samples, `do_sample`, `top_k` and `top_p` default to `True`, 0
@@ -183,11 +72,13 @@ class SemSpecConfig(GenerationConfig):
 
     def __init__(self, scheme: str | SchemeConfig, **fields: Any) -> None:
         scheme_class = type(scheme) if isinstance(scheme, SchemeConfig) else _scheme_class(scheme)
-        own = {name: fields.pop(name) for name in _field_names(scheme_class) if name in fields}
+        own = {name: fields.pop(name) for name in field_names(scheme_class) if name in fields}
         generation_names = _generation_names()
         for name in fields:
             if name not in generation_names:
-                raise TypeError(_unknown_name(name, scheme_class, [*_field_names(scheme_class), *generation_names]))
+                raise TypeError(
+                    unknown_name(name, scheme_class, SCHEME_CONFIGS, [*field_names(scheme_class), *generation_names])
+                )
         if isinstance(scheme, SchemeConfig):
             if own:
                 raise ValueError(f"`{next(iter(own))}` must be passed in the {scheme_class.__name__}, not beside it.")
@@ -258,7 +149,7 @@ class SemSpecConfig(GenerationConfig):
                 "`GenerationConfig`, or build `SemSpecConfig(scheme, ...)`."
             )
         scheme_config = scheme_from_dict(entry)
-        own = {name: getattr(scheme_config, name) for name in _field_names(type(scheme_config))}
+        own = {name: getattr(scheme_config, name) for name in field_names(type(scheme_config))}
         for name in own:
             if name in stored:
                 raise ValueError(f'`{name}` is a field of the scheme and belongs inside the "semspec" entry.')
@@ -290,7 +181,7 @@ class _SchemeField:
 
     def _scheme_config(self, config: SemSpecConfig) -> SchemeConfig:
         scheme_config = config.scheme_config
-        if self.name not in _field_names(type(scheme_config)):
+        if self.name not in field_names(type(scheme_config)):
             raise AttributeError(f"`{self.name}` is not a field of the scheme {scheme_config.name!r}.")
         return scheme_config
 
@@ -300,29 +191,10 @@ for _name in _ALL_FIELDS:
     setattr(SemSpecConfig, _name, _SchemeField(_name))
 
 
-def _field_names(scheme: type[SchemeConfig]) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(scheme))
-
-
 def _generation_names() -> tuple[str, ...]:
     return tuple(name for name in vars(GenerationConfig()) if not name.startswith("_"))
 
 
 def _scheme_class(name: Any) -> type[SchemeConfig]:
-    if not isinstance(name, str) or name not in SCHEME_CONFIGS:
-        raise bad_value("scheme", name, f"one of {listed(SCHEME_CONFIGS)}")
-    return SCHEME_CONFIGS[name]
-
-
-def _unknown_name(name: Any, scheme: type[SchemeConfig], valid: Iterable[str]) -> str:
-    others = [other.name for other in SCHEME_CONFIGS.values() if name in _field_names(other)]
-    if others:
-        return f"`{name}` is a field of {listed(others)}, not of {scheme.name!r}."
-    return f"unknown name {shown(name)} for the scheme {scheme.name!r}; {nearest(name, valid)}"
-
-
-def _check_chains(config: LosslessConfig | EASDConfig) -> None:
-    if not (isinstance(config.num_draft_tokens, str) and config.num_draft_tokens == "auto"):
-        value = integer("num_draft_tokens", config.num_draft_tokens, 1, 64, also=' or "auto"')
-        assign(config, "num_draft_tokens", value)
-    assign(config, "num_chains", integer("num_chains", config.num_chains, 1, 64))
+    scheme: type[SchemeConfig] = class_of("scheme", name, SCHEME_CONFIGS)
+    return scheme

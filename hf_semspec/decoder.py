@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from .cache import RaggedCache, attention_windows, cache_argument, text_config
 from .masking import block_masks, tail_mask, within_windows
+from .prefixes import Slots, packed_masks
 
 
 class CachedModel:
@@ -51,22 +52,50 @@ class CachedModel:
         Returns:
             (batch, keep, vocabulary) logits, in the model's dtype, on the model's device.
         """
-        began = time.perf_counter()
         width, low, high = ids.shape[1], min(ends), max(ends)
         end = max(high, width)
         uniform = low == high and high >= width
         columns = self._columns(ends, width, uniform)
         self.cache.plan(low - width, end, None if uniform else columns)
         positions = columns if end <= self.last_position + 1 else columns.clamp(max=self.last_position)
+        logits = self._forward(ids, self._mask(columns, end, width, uniform), positions.expand(len(ends), -1), keep)
+        return logits if logits.shape[1] == keep else logits[:, -keep:]
+
+    def feed_packed(self, ids: torch.Tensor, slots: Slots, keep: list[int]) -> torch.Tensor:
+        """Run one forward over a block whose tokens stand where `slots` says.
+
+        Args:
+            ids: (batch, width) int64.
+            slots: on the host.
+            keep: places in the block to return logits for.
+
+        Returns:
+            (batch, len(keep), vocabulary) logits, in the model's dtype, on the model's device.
+        """
+        start, end = int(slots.columns.min()), int(slots.columns.max()) + 1
+        uniform = end - start == ids.shape[1]
+        slots = Slots(*(part.to(self.device) for part in (slots.columns, slots.positions, slots.seen, slots.first)))
+        self.cache.plan(start, end, None if uniform else slots.columns)
+        mask = packed_masks(slots, end, self.windows, self.dtype)
+        index = torch.tensor(keep or [ids.shape[1] - 1], device=self.device)
+        logits = self._forward(ids, mask, slots.positions, index)
+        logits = logits if logits.shape[1] == len(index) else logits[:, index]
+        return logits if keep else logits[:, :0]
+
+    def _forward(
+        self, ids: torch.Tensor, mask: Any, positions: torch.Tensor, keep: int | torch.Tensor
+    ) -> torch.Tensor:
+        """One call of the model, which may return logits beyond `keep`, a number of last places or an index."""
+        began = time.perf_counter()
         arguments: dict[str, Any] = {
             "input_ids": ids.to(self.device),
-            "attention_mask": self._mask(columns, end, width, uniform),
-            "position_ids": positions.expand(len(ends), -1),
+            "attention_mask": mask,
+            "position_ids": positions,
             self.cache_name: self.cache,
             "use_cache": True,
             "return_dict": True,
         }
-        if self.keeps_logits and keep < width:
+        if self.keeps_logits and (not isinstance(keep, int) or keep < ids.shape[1]):
             arguments["logits_to_keep"] = keep
         with torch.inference_mode() if self.inference_mode else torch.no_grad():
             logits: torch.Tensor = self.model(**arguments).logits
@@ -76,9 +105,9 @@ class CachedModel:
                 "train mode does that): call .eval() or .gradient_checkpointing_disable() on it first"
             )
         self.forwards += 1
-        self.tokens += len(ends) * width
+        self.tokens += ids.numel()
         self.seconds += time.perf_counter() - began
-        return logits if logits.shape[1] == keep else logits[:, -keep:]
+        return logits
 
     def _columns(self, ends: Sequence[int], width: int, uniform: bool) -> torch.Tensor:
         if uniform:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from .cache import RaggedCache, RowStates, text_config
+from .cache import RaggedCache, RowStates, held, text_config
 from .canvas import Canvas
 from .decoder import CachedModel, MappedModel
 from .notices import warn_once
@@ -92,6 +92,9 @@ class NoDrafts:
 
     def observe(self, accepted: int, tested: int) -> None:
         """Take note of one row's counts."""
+
+    def learn(self, row: int, ids: Sequence[int]) -> None:
+        """Take note of what was committed to a row of the caller's batch."""
 
     def commit(self, lengths: Sequence[int]) -> None:
         """Roll back to what was committed: the rows now hold `lengths` tokens, the last of which was never fed."""
@@ -212,6 +215,13 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
             self.decoder.cache.select([row * self.chains + chain for row in rows for chain in range(self.chains)])
         else:
             self.decoder.cache.batch = len(rows)
+
+    def resume(self, states: Sequence[RowStates], lengths: Sequence[int]) -> None:
+        """Go on with rows of `lengths` tokens, the last of which was never fed, of which the cache held `states`."""
+        self.filled = [min(held(row), length - 1) for row, length in zip(states, lengths, strict=True)]
+        self.decoder.cache.load(states)
+        if self.decoder.cache.is_filled and self.chains > 1:
+            self.decoder.cache.select([row for row in range(len(states)) for _ in range(self.chains)])
 
     def states(self, row: int) -> RowStates:
         """A copy of what the draft's cache holds of a row, of its first chain."""

@@ -24,6 +24,24 @@ class _Rates:
     accepted: int
     tested: int
     triggered: int
+    written: int
+    kept: int
+    emitted: int
+
+    @property
+    def kept_fraction(self) -> float:
+        """Kept over written tokens of the draft's answers (parse)."""
+        return _ratio(self.kept, self.written)
+
+    @property
+    def tokens_by_draft(self) -> int:
+        """New tokens that the draft wrote: kept of its answers, or drafted and accepted."""
+        return min(self.kept + self.accepted, self.emitted)
+
+    @property
+    def tokens_by_target(self) -> int:
+        """New tokens that the target wrote itself."""
+        return self.emitted - self.tokens_by_draft
 
     @property
     def acceptance_rate(self) -> float:
@@ -47,13 +65,15 @@ class RowStats(_Rates):
     cover it.
 
     They satisfy: drafted = tested + untested; tested = accepted + rejected + triggered; residual = rejected;
-    resampled = triggered; emitted = accepted + residual + resampled + bonus + plain - cut = new tokens with EOS,
-    without padding; rounds = sum(histogram).
+    resampled = triggered; emitted = accepted + residual + resampled + bonus + plain + kept - cut = new tokens with
+    EOS, without padding; rounds = sum(histogram).
 
     Args:
         rounds: draft-and-verify rounds the row took part in.
         plain: tokens drawn from the target without a draft (the first one, and where nothing could be drafted).
         cut: committed tokens dropped because the row ended inside the block.
+        written: tokens of whole answers that the draft wrote, a closing EOS included (parse).
+        kept: those of them that were kept (parse).
         histogram: `histogram[i]` is the number of rounds with `i` accepted tokens.
     """
 
@@ -69,6 +89,8 @@ class RowStats(_Rates):
     bonus: int = 0
     plain: int = 0
     cut: int = 0
+    written: int = 0
+    kept: int = 0
     emitted: int = 0
     histogram: list[int] = field(default_factory=list)
 
@@ -107,6 +129,11 @@ class DecodingStats(_Rates):
         collapses: blocks dropped because every weight of a prompt vanished (smc).
         resamplings: resampling events, one a prompt and round (smc).
         mean_ess: effective sample size before resampling, mean over prompts and rounds (smc).
+        answers, full_accepts: whole answers that were judged, and returned as they were (parse).
+        monotonicity_violations: prefixes that passed though a shorter one had failed just before (parse).
+        judging: how prefixes were judged: `"packed"` in one block, or `"expanded"` into rows (parse).
+        drafting: of the draft writing its answers, its forwards not counted, with n-grams if those were asked for
+            (parse).
         mean_target_entropy, mean_draft_entropy: of the processed laws at the drafted positions that were tested, nats
             (easd).
     """
@@ -126,6 +153,11 @@ class DecodingStats(_Rates):
     collapses: int = 0
     resamplings: int = 0
     mean_ess: float = math.nan
+    answers: int = 0
+    full_accepts: int = 0
+    monotonicity_violations: int = 0
+    judging: str = ""
+    drafting: "DecodingStats | None" = None
     mean_target_entropy: float = math.nan
     mean_draft_entropy: float = math.nan
 
@@ -141,15 +173,31 @@ class DecodingStats(_Rates):
         return [sum(row.histogram[i] for row in self.rows if i < len(row.histogram)) for i in range(size)]
 
     @property
+    def full_accept_rate(self) -> float:
+        """Answers returned as they were, over those judged (parse)."""
+        return _ratio(self.full_accepts, self.answers)
+
+    @property
     def other_seconds(self) -> float:
         """Wall time outside both models' forwards."""
         return self.total_seconds - self.draft_seconds - self.target_seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON-safe values; rates that are undefined are `None`."""
-        names = ("acceptance_rate", "mean_accepted_length", "trigger_rate", "other_seconds", "histogram")
+        names = (
+            "acceptance_rate",
+            "mean_accepted_length",
+            "trigger_rate",
+            "full_accept_rate",
+            "kept_fraction",
+            "tokens_by_draft",
+            "tokens_by_target",
+            "other_seconds",
+            "histogram",
+        )
         totals = {name: getattr(self, name) for name in RowStats.__dataclass_fields__ if name != "histogram"}
         values = dataclasses.asdict(self) | totals | {name: getattr(self, name) for name in names}
+        values["drafting"] = self.drafting.to_dict() if self.drafting is not None else None
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
@@ -168,6 +216,11 @@ class SemSpecOutput(GenerateDecoderOnlyOutput):
             rejected the drafted one.
         target_entropies, draft_entropies (`torch.Tensor` of shape `(batch, new_tokens)`, float32): easd only: nats of
             the processed laws where a drafted token was tested, nan elsewhere.
+        verdicts (`torch.Tensor` of shape `(batch, M)`, float32): parse only, as the next two: the target's confidence
+            in each judged prefix, in order; nan where a row has fewer, or one was not judged.
+        boundaries (`torch.LongTensor` of shape `(batch, M)`): new tokens that each of these prefixes holds; -1 where
+            a row has fewer.
+        kept_tokens (`torch.LongTensor` of shape `(batch,)`): tokens kept of the draft's answers.
         particles (`torch.LongTensor` of shape `(prompts, N, length)`): smc only, as all below: every particle, laid
             out like `sequences`.
         log_weights (`torch.Tensor` of shape `(prompts, N)`, float64): natural log, since the last resampling, not
@@ -185,6 +238,9 @@ class SemSpecOutput(GenerateDecoderOnlyOutput):
     triggers: torch.Tensor
     target_entropies: torch.Tensor
     draft_entropies: torch.Tensor
+    verdicts: torch.Tensor
+    boundaries: torch.Tensor
+    kept_tokens: torch.Tensor
     particles: torch.Tensor
     log_weights: torch.Tensor
     ess: torch.Tensor

@@ -31,8 +31,10 @@ class Speculation:
         live: the rows, indices into the caller's batch; `target` and `drafter` hold these, in this order.
         with_laws (`bool`): keep p and q of every drafted position also when greedy.
         limits: the most new tokens of each row of the caller's batch; what the call has room for by default.
-        pause: asked after each round with the index of every row whether it leaves although it has not ended.
+        pause: asked after each round, with every row's index in the caller's batch and its newly committed ids,
+            whether it leaves although it has not ended.
         keep_states: keep what both caches hold of the rows that leave, for whoever goes on with them.
+        processors: the call's own by default.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class Speculation:
         *,
         with_laws: bool = False,
         limits: Sequence[int] | None = None,
-        pause: Callable[[int], bool] | None = None,
+        pause: Callable[[int, list[int]], bool] | None = None,
         keep_states: bool = False,
+        processors: Processors | None = None,
     ) -> None:
         self.call = call
         self.target = target
@@ -53,11 +56,12 @@ class Speculation:
         self.live = list(call.rows if live is None else live)
         self.with_laws = with_laws or call.sampling
         self.limits = limits or [call.rules.room] * call.batch
-        self.pause = pause or (lambda row: False)
+        self.pause = pause or (lambda row, ids: False)
         self.chains = drafter.chains
-        self.processors = Processors(call.request.processors)
+        self.processors = processors or Processors(call.request.processors)
         self.resampled: list[tuple[int, int]] = []
         self.keep_states = keep_states
+        self.paused: list[int] = []
         self.target_states: dict[int, RowStates] = {}
         self.draft_states: dict[int, RowStates] = {}
 
@@ -139,6 +143,7 @@ class Speculation:
             lambda at: call.scores.upto(at - canvas.prompt_width),
         )
         self._count(block.draft, accepted, outcomes)
+        paused = []
         for i, row in enumerate(live):
             end = ends[i]
             kept = counts[i] if end is None or not call.rows_end_alone else end
@@ -152,9 +157,12 @@ class Speculation:
             call.stats.rows[row].cut += accepted[i] + 1 - kept
             call.stats.rows[row].emitted += kept
             call.stats.substituted_tokens += sum(token >= self.drafter.own_vocabulary for token in news[i][:kept])
+            self.drafter.learn(row, news[i][:kept])
+            if self.pause(row, news[i][:kept]) or canvas.generated[row] >= self.limits[row]:
+                paused.append(i)
         self._align(chains, block.scores.shape[2] - 1)
         self.drafter.commit(canvas.lengths(live))
-        self._retire()
+        self._retire(paused)
 
     def _read(self, block: Block, decision: Acceptance) -> tuple[list[int], list[int], list[int], list[list[int]]]:
         """The round's one host read: accepted counts, outcomes, chains and committed ids, which go onto the canvas."""
@@ -169,7 +177,7 @@ class Speculation:
         if block.draft is not None:
             values = torch.cat((values, block.draft.ids.flatten(1)), dim=1)
         rows = read_on_host(values)
-        check_laws(rows[0][3], self.call.request)
+        check_laws(rows[0][3], self.call.request, self.call.role)
         width = block.scores.shape[2]
         committed = []
         for accepted, _, chain, _, next_id, *drafted in rows:
@@ -199,16 +207,12 @@ class Speculation:
         for cache in (self.target.cache, *self.drafter.caches):
             cache.copy_rows(sources, rows, max(low, 0), cache.end)
 
-    def _retire(self) -> None:
+    def _retire(self, paused: list[int]) -> None:
         """Stream what is settled; rows that ended or pause leave both models, their states kept if they are wanted
         later."""
         leaving = self.call.settle(self.live)
-        generated = self.call.canvas.generated
-        paused = [
-            i
-            for i, row in enumerate(self.live)
-            if i not in leaving and (generated[row] >= self.limits[row] or self.pause(row))
-        ]
+        paused = [i for i in paused if i not in leaving]
+        self.paused += [self.live[i] for i in paused]
         if not leaving and not paused:
             return
         staying = [i for i in range(len(self.live)) if i not in leaving and i not in paused]
@@ -273,12 +277,14 @@ def read_on_host(values: torch.Tensor) -> list[list[int]]:
     return rows
 
 
-def check_laws(broken: int, request: Request) -> None:
-    """Raise where a model gave no law to draw from: bit 0 of `broken` is the target, bit 1 the draft."""
-    for bit, role, model in ((1, "target", request.model), (2, "draft", request.draft)):
+def check_laws(broken: int, request: Request, role: str = "target") -> None:
+    """Raise where a model gave no law to draw from: bit 0 of `broken` is the one that decides, the target or (`role`)
+    the draft writing by itself, bit 1 the draft."""
+    deciding = request.model if role == "target" else request.draft
+    for bit, name, model in ((1, role, deciding), (2, "draft", request.draft)):
         if broken & bit:
             raise ValueError(
-                f"the {role} model {describe_model(model)} gave logits without a law (nan, or every id masked out): "
+                f"the {name} model {describe_model(model)} gave logits without a law (nan, or every id masked out): "
                 "check its weights, its quantization and the logits processors"
             )
 

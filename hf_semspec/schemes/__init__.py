@@ -1,5 +1,17 @@
 """The schemes: one file each, its `decode` reads like its algorithm box; none imports another."""
 
-from . import easd, lossless, smc
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-SCHEMES = {"lossless": lossless.decode, "easd": easd.decode, "smc": smc.decode}
+from ..calls import Request
+from ..outputs import DecodingStats
+from . import easd, lossless, parse, smc
+
+TOKEN_LEVEL: dict[str, parse.MakeReviser] = {"lossless": lossless.Rounds, "easd": easd.Rounds}
+SCHEMES: dict[str, Callable[[Request], tuple[Any, DecodingStats]]] = {
+    "lossless": lossless.decode,
+    "easd": easd.decode,
+    "parse": partial(parse.decode, revisers=TOKEN_LEVEL),
+    "smc": smc.decode,
+}

@@ -17,28 +17,40 @@ from ..uncertainty import entropy, uncertain_agreement
 
 def decode(request: Request) -> tuple[Any, DecodingStats]:
     """Run one call of `generate`; the output carries `triggers` and the entropies, the stats their means."""
-    config: EASDConfig = request.scheme
-    warn_if_calibrated_elsewhere(config, request.generation_config)
     state = Speculation.begin(request, with_laws=True)
-    trace = EntropyTrace(state.call)
-    run(state, config, trace)
+    rounds = Rounds(state.call, request.scheme)
+    rounds.run(state)
     output, stats = state.output()
-    trace.attach(output, stats)
+    rounds.attach(output, stats)
     return output, stats
 
 
-def run(state: Speculation, config: EASDConfig, trace: "EntropyTrace") -> None:
-    """Rounds until no row of `state`, which keeps laws, is open."""
-    while state.running:
-        block = state.draft_and_score()
-        if block.draft is None:
-            state.commit(block, state.plain(block))
-            continue
-        h_p, h_q, triggers = uncertain_agreements(block, config, state)
-        decision = accept(block, triggers, config.penalty)
-        trace.record(state.live, h_p, h_q, decision, block.draft.valid)
-        state.commit(block, decision)
-    trace.triggers += state.resampled
+class Rounds:
+    """The rounds of this scheme, for any rows of `call`, and their record."""
+
+    with_laws = True
+
+    def __init__(self, call: CallState, config: EASDConfig) -> None:
+        self.config = config
+        self.trace = EntropyTrace(call)
+        warn_if_calibrated_elsewhere(config, call.request.generation_config)
+
+    def run(self, state: Speculation) -> None:
+        """Rounds until no row of `state` is open."""
+        while state.running:
+            block = state.draft_and_score()
+            if block.draft is None:
+                state.commit(block, state.plain(block))
+                continue
+            h_p, h_q, triggers = uncertain_agreements(block, self.config, state)
+            decision = accept(block, triggers, self.config.penalty)
+            self.trace.record(state.live, h_p, h_q, decision, block.draft.valid)
+            state.commit(block, decision)
+        self.trace.triggers += state.resampled
+
+    def attach(self, output: Any, stats: DecodingStats) -> None:
+        """Put the entropies and the triggers on the output, their means into the statistics."""
+        self.trace.attach(output, stats)
 
 
 def uncertain_agreements(

@@ -3,7 +3,9 @@
 from typing import Any
 
 from ..acceptance import Acceptance, accept_chains, accept_chains_greedy
+from ..call_state import CallState
 from ..calls import Block, Request
+from ..configuration import LosslessConfig
 from ..outputs import DecodingStats
 from ..speculation import Speculation
 
@@ -11,15 +13,26 @@ from ..speculation import Speculation
 def decode(request: Request) -> tuple[Any, DecodingStats]:
     """Run one call of `generate`."""
     state = Speculation.begin(request)
-    run(state)
+    Rounds(state.call, request.scheme).run(state)
     return state.output()
 
 
-def run(state: Speculation) -> None:
-    """Rounds until no row of `state` is open."""
-    while state.running:
-        block = state.draft_and_score()
-        state.commit(block, accept(block) if block.draft is not None else state.plain(block))
+class Rounds:
+    """The rounds of this scheme, for any rows of `call`."""
+
+    with_laws = False
+
+    def __init__(self, call: CallState, config: LosslessConfig) -> None:
+        self.call = call
+
+    def run(self, state: Speculation) -> None:
+        """Rounds until no row of `state` is open."""
+        while state.running:
+            block = state.draft_and_score()
+            state.commit(block, accept(block) if block.draft is not None else state.plain(block))
+
+    def attach(self, output: Any, stats: DecodingStats) -> None:
+        """Nothing: the statistics say all."""
 
 
 def accept(block: Block) -> Acceptance:

@@ -1,0 +1,150 @@
+"""Prefixes of a drafted answer: where they end, how many are judged in one packed pass, and which one is kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
+
+
+def ends_of(pieces: Sequence[str]) -> list[bool]:
+    """For each token of a text, given as its own text, whether a line or a sentence ends with it.
+
+    A line ends with a newline anywhere in the token; a sentence with its mark, if white space follows.
+    """
+    following = [*pieces[1:], ""]
+    return [
+        "\n" in piece or (piece.rstrip().endswith(SENTENCE_ENDS) and (piece[-1:].isspace() or after[:1].isspace()))
+        for piece, after in zip(pieces, following, strict=True)
+    ]
+
+
+def boundaries(pieces: Sequence[str], segment_tokens: int) -> list[int]:
+    """Lengths, in tokens, of the prefixes that are judged, increasing; the last one is the whole text.
+
+    Each lies `segment_tokens` behind the one before, moved forward to the next end of a line or sentence if one comes
+    within as many tokens again; the text's last token always ends a prefix (★ ours where arXiv 2605.04263 is silent).
+
+    Args:
+        pieces: the text of each token.
+        segment_tokens (`int`): Δ >= 1.
+    """
+    ends, lengths, total = ends_of(pieces), list[int](), len(pieces)
+    due = segment_tokens
+    while due < total:
+        reach = range(due, min(due + segment_tokens, total + 1))
+        length = next((n for n in reach if ends[n - 1]), due)
+        if length < total:
+            lengths.append(length)
+        due = length + segment_tokens
+    return [*lengths, total] if total else []
+
+
+def segment_ended(pieces: Sequence[str], segment_tokens: int) -> bool:
+    """Whether a text that is still being written has reached its first boundary."""
+    return len(pieces) >= 2 * segment_tokens or any(ends_of(pieces)[segment_tokens - 1 :])
+
+
+def kept_prefix(confidences: Sequence[float], rule: str, threshold: float, uniform: float) -> int:
+    """How many of the prefixes c_1..c_m the kept one spans, 0 for none; nan, a prefix that was not judged, is not
+    valid.
+
+    Args:
+        confidences: c_i in [0, 1].
+        rule: `"first_fail"`: max{k : c_1..c_k all >= τ}; `"longest"`: max{k : c_k >= τ}; `"cascade"`: 0; `"random"`:
+            uniform on the widest interval of [0, m] centred at what `"first_fail"` gives, hence of the same mean.
+        threshold: τ.
+        uniform: in [0, 1), used by `"random"`.
+    """
+    valid = [confidence >= threshold for confidence in confidences]
+    if rule == "cascade":
+        return 0
+    if rule == "longest":
+        return max((k for k, ok in enumerate(valid, start=1) if ok), default=0)
+    first = valid.index(False) if False in valid else len(valid)
+    if rule == "first_fail":
+        return first
+    spread = min(first, len(valid) - first)
+    return first - spread + int(uniform * (2 * spread + 1))
+
+
+def monotonicity_violations(confidences: Sequence[float], threshold: float) -> int:
+    """How often a prefix passes though the one before it, a part of it, fails."""
+    valid = [confidence >= threshold for confidence in confidences]
+    return sum(after and not before for before, after in zip(valid, valid[1:], strict=False))
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where the tokens of a packed block stand, each (rows, width) int64.
+
+    A token sees the columns below `seen`, which hold its row's text, and its own run, from column `first` up to its
+    own. Text has `seen` = `first` = 0; a copy of the judging suffix sees its prefix and itself; filling sees itself.
+
+    Args:
+        columns: the column of the cache that the token takes.
+        positions: its position.
+        seen, first: what it sees.
+    """
+
+    columns: torch.Tensor
+    positions: torch.Tensor
+    seen: torch.Tensor
+    first: torch.Tensor
+
+    def __getitem__(self, part: slice) -> "Slots":
+        return Slots(*(value[:, part] for value in (self.columns, self.positions, self.seen, self.first)))
+
+
+def packed_slots(
+    starts: Sequence[int], lengths: Sequence[int], copies: Sequence[Sequence[int]], sizes: Sequence[int]
+) -> Slots:
+    """Slots of [text ; copy ; copy ; ...] for rows of unequal length, filled up to a rectangle.
+
+    Args:
+        starts: for each row, the tokens of its text that precede the block.
+        lengths: for each row, the tokens of its text.
+        copies: for each row, the length of the prefix that each copy follows; -1 where a row has no such copy.
+        sizes: tokens of each copy's suffix.
+    """
+    text = max(length - start for length, start in zip(lengths, starts, strict=True))
+    width = text + sum(sizes)
+    columns = torch.tensor(starts).unsqueeze(1) + torch.arange(width)  # (rows, width)
+    positions, seen, first = torch.zeros_like(columns), torch.zeros_like(columns), columns.clone()
+    for row, (start, length, prefixes) in enumerate(zip(starts, lengths, copies, strict=True)):
+        positions[row, : length - start] = columns[row, : length - start]
+        first[row, : length - start] = 0
+        at = text
+        for prefix, size in zip(prefixes, sizes, strict=True):
+            if prefix >= 0:
+                positions[row, at : at + size] = torch.arange(prefix, prefix + size)
+                seen[row, at : at + size] = prefix
+                first[row, at : at + size] = columns[row, at]
+            at += size
+    return Slots(columns, positions, seen, first)
+
+
+def packed_masks(
+    slots: Slots, end: int, windows: Mapping[str, int | None], dtype: torch.dtype
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Mask of a packed block against the first `end` columns of the cache.
+
+    A sliding window counts positions: a copy's own tokens lie right behind its prefix, whatever their columns are.
+
+    Returns:
+        (rows, 1, width, end) additive, 0 or the dtype's finite minimum; a dict by layer type if there are several.
+    """
+    keys = torch.arange(end, device=slots.columns.device)
+    column, position = slots.columns.unsqueeze(-1), slots.positions.unsqueeze(-1)
+    text = keys < slots.seen.unsqueeze(-1)  # (rows, width, end)
+    own = (keys >= slots.first.unsqueeze(-1)) & (keys <= column)
+    masks = {}
+    for name, window in windows.items():
+        if window is None:
+            visible = text | own
+        else:
+            visible = (text & (position - keys < window)) | (own & (column - keys < window))
+        mask = torch.zeros(visible.shape, dtype=dtype, device=keys.device)
+        masks[name] = mask.masked_fill_(~visible, torch.finfo(dtype).min).unsqueeze(1)
+    return masks if len(masks) > 1 else next(iter(masks.values()))

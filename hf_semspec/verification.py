@@ -1,0 +1,169 @@
+"""The state of one call of `parse`: answers written by the draft, judged, kept or cut, and revised by the target."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from .answers import AnswerWriter
+from .cache import RowStates, held
+from .call_state import CallState
+from .calls import Request
+from .configuration import PARSEConfig
+from .drafting import NoDrafts
+from .judging import Answer, Judge, Verdict
+from .outputs import DecodingStats
+from .prefixes import kept_prefix, monotonicity_violations, segment_ended
+from .speculation import Speculation, chain_generator, warn_of_low_acceptance
+
+
+class Reviser(Protocol):
+    """Rounds of a token-level scheme, and what its record adds to the output."""
+
+    with_laws: bool
+
+    def run(self, state: Speculation) -> None:
+        """Rounds until no row of `state` is open."""
+
+    def attach(self, output: Any, stats: DecodingStats) -> None:
+        """Put the scheme's record on the output."""
+
+
+MakeReviser = Callable[[CallState, Any], Reviser]
+
+
+class Verification:
+    """One call, from the first answer to the output. The target's cache holds the open rows, in order."""
+
+    def __init__(self, request: Request, revisers: dict[str, MakeReviser]) -> None:
+        config: PARSEConfig = request.scheme
+        self.config = config
+        self.call = call = CallState(request)
+        self.target = call.target()
+        self.judges = Judge(call, self.target, config)
+        self.writer = AnswerWriter(call, revisers["lossless"](call, None).run, config.draft_ngram)
+        self.reviser = revisers[config.revise_with.name if config.revise_with else "lossless"](
+            call, config.revise_with
+        )
+        self.open_rows = list(call.rows)
+        self.cached = list(call.inputs.cached)
+        self.confidences: list[list[float]] = [[] for _ in call.rows]
+        self.boundaries: list[list[int]] = [[] for _ in call.rows]
+
+    @property
+    def running(self) -> bool:
+        """Whether any row is still open."""
+        return bool(self.open_rows)
+
+    def write(self) -> list[Answer]:
+        """A complete answer by the draft for every open row."""
+        return self.writer.write(self.open_rows)
+
+    def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
+        """The target's confidence in every answer and its prefixes."""
+        verdicts = self.judges(self.open_rows, answers, self.cached)
+        for row, answer, verdict in zip(self.open_rows, answers, verdicts, strict=True):
+            self.confidences[row] += verdict.confidences
+            self.boundaries[row] += [answer.start + length for length in verdict.lengths]
+        return verdicts
+
+    def keep(self, answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> None:
+        """Return answers that the target is confident in; cut the others to the prefix that the boundary rule
+        keeps."""
+        call, config, rows = self.call, self.config, self.open_rows
+        uniforms = [0.0] * len(rows)
+        if config.boundary == "random":
+            uniforms = call.randomness.uniforms(len(rows)).tolist()
+        for row, answer, verdict, uniform in zip(rows, answers, verdicts, uniforms, strict=True):
+            accepted = answer.finished and verdict.confidences[-1] >= config.accept_threshold
+            written = answer.length + answer.closed
+            index = kept_prefix(verdict.confidences, config.boundary, config.prefix_threshold, uniform)
+            kept = written if accepted else verdict.lengths[index - 1] if index else 0
+            total = answer.start + kept
+            call.clear(row, total, answer.start + written)
+            call.canvas.generated[row] = total
+            if (kept == written and answer.finished) or total == call.rules.room:
+                call.hits.setdefault(row, total)
+            self._count(row, answer, verdict, kept, accepted)
+            self.writer.forget(row, call.canvas.lengths([row])[0])
+        lengths = call.lengths(rows)
+        leaving = call.settle(rows)
+        if call.keep_cache:
+            for i in leaving:
+                call.row_states[rows[i]] = self.target.cache.rows(i, lengths[i])
+        staying = [i for i in range(len(rows)) if i not in leaving]
+        self.open_rows = [rows[i] for i in staying]
+        if staying:
+            self.target.cache.select(staying)
+
+    def _count(self, row: int, answer: Answer, verdict: Verdict, kept: int, accepted: bool) -> None:
+        stats = self.call.stats
+        stats.answers += 1
+        stats.full_accepts += accepted
+        stats.monotonicity_violations += monotonicity_violations(verdict.confidences, self.config.prefix_threshold)
+        stats.rows[row].written += answer.length + answer.closed
+        stats.rows[row].kept += kept
+        stats.rows[row].emitted += kept
+
+    def revise(self, to_the_end: bool) -> None:
+        """Let the target go on with the open rows: until they end, or until each has one segment more."""
+        if not self.open_rows:
+            return
+        call, canvas, rows = self.call, self.call.canvas, self.open_rows
+        drafter = NoDrafts()
+        if self.config.revise_with is not None:
+            drafter = chain_generator(call, self.config.revise_with, self.reviser.with_laws, self.writer.model)
+            drafter.resume([self.writer.states.get(row, []) for row in rows], canvas.lengths(rows))
+        canvas.set_chains(drafter.chains)
+        state = Speculation(
+            call,
+            self.target,
+            drafter,
+            rows,
+            with_laws=self.reviser.with_laws,
+            pause=None if to_the_end else self._pauses(),
+            keep_states=not to_the_end,
+        )
+        if drafter.chains > 1:
+            state.expand()
+        self.reviser.run(state)
+        canvas.set_chains(1)
+        self.open_rows = sorted(state.paused)
+        if self.open_rows:
+            self._take_over(state, drafter)
+
+    def _take_over(self, state: Speculation, drafter: NoDrafts) -> None:
+        """Bring what both caches hold of the rows that paused to where the next answer begins."""
+        states: list[RowStates] = [state.target_states[row] for row in self.open_rows]
+        self.target.cache.load(states)
+        self.cached = [held(row) for row in states]
+        if drafter.caches:
+            self.writer.states.update(state.draft_states)
+
+    def _pauses(self) -> Callable[[int, list[int]], bool]:
+        texts: dict[int, list[int]] = {row: [] for row in self.open_rows}
+
+        def pauses(row: int, ids: list[int]) -> bool:
+            texts[row] += ids
+            return segment_ended(self.judges.pieces(texts[row]), self.config.segment_tokens)
+
+        return pauses
+
+    def output(self) -> tuple[Any, DecodingStats]:
+        """What `generate` returns, with the scheme's record, and the statistics."""
+        output, stats = self.call.output(self.target, self.writer.model)
+        stats.judging, stats.drafting = "packed", self.writer.stats
+        warn_of_low_acceptance(stats, self.call.request)
+        self.reviser.attach(output, stats)
+        if not isinstance(output, torch.Tensor):
+            device = output.sequences.device
+            most = max(len(row) for row in self.boundaries)
+            output.verdicts = torch.tensor(
+                [row + [math.nan] * (most - len(row)) for row in self.confidences], device=device
+            )
+            output.boundaries = torch.tensor(
+                [row + [-1] * (most - len(row)) for row in self.boundaries], device=device
+            )
+            output.kept_tokens = torch.tensor([row.kept for row in stats.rows], device=device)
+        return output, stats
