@@ -2,7 +2,7 @@
 statistics."""
 
 from .calibration import calibrate_easd
-from .configuration import EASDConfig, LosslessConfig, SemSpecConfig, SMCConfig
+from .configuration import EASDConfig, LosslessConfig, PARSEConfig, SemSpecConfig, SMCConfig
 from .drafts import load_draft
 from .integration import register, unregister
 from .outputs import DecodingStats, SemSpecOutput, record_stats
@@ -13,6 +13,7 @@ __all__ = [
     "DecodingStats",
     "EASDConfig",
     "LosslessConfig",
+    "PARSEConfig",
     "SMCConfig",
     "SemSpecConfig",
     "SemSpecOutput",
