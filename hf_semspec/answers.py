@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from .cache import RowStates, held, text_config
 from .call_state import CallState
-from .decoder import MappedModel
+from .decoder import CachedModel, MappedModel
 from .drafting import NoDrafts, draft_context, warn_of_context
 from .judging import Answer
 from .ngrams import NGramGenerator
@@ -32,11 +32,11 @@ class AnswerWriter:
         self.vocabulary = int(text_config(request.model).vocab_size)
         longest = call.canvas.prompt_width + call.rules.room
         self.context = draft_context(request.draft) or longest
-        self.model = MappedModel(
+        self.model: CachedModel = MappedModel(
             request.draft, self.vocabulary, call.device, call.batch, min(longest, self.context) - 1
         )
         self.processors = Processors(request.processors).copies()
-        self.states: dict[int, RowStates] = {}
+        self.states: dict[int, RowStates] = {}  # what the draft's cache held of each row when it stopped
         self.stats = call.tentative().stats
 
     def write(self, live: Sequence[int]) -> list[Answer]:
@@ -53,7 +53,7 @@ class AnswerWriter:
             state = Speculation(
                 draft,
                 self.model,
-                self._lookup(writing),
+                self._lookup(draft, writing),
                 writing,
                 limits=limits,
                 keep_states=True,
@@ -78,10 +78,10 @@ class AnswerWriter:
             None if pair is None else (pair[0][:, :length], pair[1][:, :length]) for pair in self.states.get(row, [])
         ]
 
-    def _lookup(self, rows: Sequence[int]) -> NoDrafts:
+    def _lookup(self, call: CallState, rows: Sequence[int]) -> NoDrafts:
         if not self.ngrams:
             return NoDrafts()
-        call, canvas = self.call, self.call.canvas
+        canvas = call.canvas
         ids = canvas.read(rows, max(canvas.lengths(rows)), 0).tolist()
         texts = {row: own[-length:] for row, own, length in zip(rows, ids, canvas.lengths(rows), strict=True)}
         return NGramGenerator(

@@ -222,6 +222,20 @@ class RaggedCache(Cache):
                 layer.keys[row, :, : lengths[row]] = pair[0]
                 layer.values[row, :, : lengths[row]] = pair[1]
 
+    @torch.inference_mode()
+    def right_aligned(self, lengths: Sequence[int]) -> "RaggedCache":
+        """A new cache with a row for each of `lengths`: so many columns of row 0, ending together."""
+        other, longest = RaggedCache(len(lengths), self.capacity), max(lengths)
+        for layer in self.layers:
+            copy = RaggedLayer(other)
+            other.layers.append(copy)
+            if layer.is_initialized:
+                copy.lazy_initialization(*(s.expand(len(lengths), -1, -1, -1) for s in (layer.keys, layer.values)))
+                for row, length in enumerate(lengths):
+                    copy.keys[row, :, longest - length : longest] = layer.keys[0, :, :length]
+                    copy.values[row, :, longest - length : longest] = layer.values[0, :, :length]
+        return other
+
     def rows(self, index: int, length: int) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
         """A copy of the first `length` columns of row `index`: one (keys, values), each (heads, length, head_dim), a
         layer."""

@@ -23,9 +23,10 @@ class CallState:
     Args:
         request: the call.
         chains (`int`): chains of drafts a row.
+        randomness: of the call that this one is a part of.
     """
 
-    def __init__(self, request: Request, chains: int = 1) -> None:
+    def __init__(self, request: Request, chains: int = 1, randomness: CallRandomness | None = None) -> None:
         self.began = time.perf_counter()
         self.request = request
         model, config = request.model, request.generation_config
@@ -33,7 +34,7 @@ class CallState:
         self.inputs = inputs = read_inputs(model, request.input_ids, request.model_kwargs, config)
         self.offsets = inputs.offsets
         self.role = "target"
-        self.randomness = CallRandomness(self.device, (getattr(model, "_tp_size", None) or 1) > 1)
+        self.randomness = randomness or CallRandomness(self.device, (getattr(model, "_tp_size", None) or 1) > 1)
         self.sampling = bool(config.do_sample)
         batch, width = inputs.ids.shape
         self.rules = StopRules(request.criteria, width, config.max_length)

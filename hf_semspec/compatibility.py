@@ -7,11 +7,11 @@ import torch
 from transformers import GenerationConfig
 
 from .cache import ROLLBACK_LAYER_TYPES, text_config
-from .drafts import check_vocabularies
+from .decoder import takes_masks
+from .drafts import check_vocabularies, first_clash
 from .notices import warn_once
 
 PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
-ATTENTION = ("eager", "sdpa")
 
 # option -> the value (or a test of it) that means it is off
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -66,12 +66,18 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
     if scheme.name == "smc":
         _check_sampling(scheme, config)
     for role, one in (("target", model), ("draft", draft)):
-        _check_model(role, one)
+        _check_model(role, one, needs_masks=scheme.name != "parse")
     if getattr(scheme, "num_chains", 1) > text_config(model).vocab_size:
         raise ValueError(
             f"num_chains={scheme.num_chains} exceeds the vocabulary of {text_config(model).vocab_size} ids: lower it"
         )
-    check_vocabularies(model, draft, mode_kwargs.get("tokenizer"), mode_kwargs.get("assistant_tokenizer"))
+    tokenizers = mode_kwargs.get("tokenizer"), mode_kwargs.get("assistant_tokenizer")
+    check_vocabularies(model, draft, *tokenizers, by_text=scheme.name == "parse")
+    if scheme.name == "parse" and scheme.revise_with is not None and first_clash(*tokenizers) is not None:
+        raise ValueError(
+            f"revise_with={scheme.revise_with.name!r} drafts token by token, which needs one vocabulary, but the "
+            "draft's tokenizer is foreign to the target's: pass revise_with=None"
+        )
     _warn_of_ignored(config)
 
 
@@ -88,7 +94,7 @@ def _check_sampling(scheme: Any, config: Any) -> None:
         )
 
 
-def _check_model(role: str, model: Any) -> None:
+def _check_model(role: str, model: Any, needs_masks: bool) -> None:
     """Refuse models that cannot be drafted with or for."""
     name = f"the {role} model {type(model).__name__}"
     if not callable(model) or not hasattr(model, "config"):
@@ -100,7 +106,7 @@ def _check_model(role: str, model: Any) -> None:
     if reason is not None:
         raise ValueError(f"{name} {reason}: {way_out}")
     attention = getattr(model.config, "_attn_implementation", None)
-    if attention not in ATTENTION:
+    if needs_masks and not takes_masks(model):
         raise ValueError(
             f"{name} was loaded with attn_implementation={attention!r}, which takes no 4-D mask: load it with "
             'attn_implementation="sdpa" or "eager"'

@@ -34,6 +34,7 @@ class CachedModel:
         self.device = compute_device(model)
         self.dtype: torch.dtype = model.dtype
         self.inference_mode = keeps_no_tensors(model)
+        self.takes_masks = takes_masks(model)
         self.forwards = 0
         self.tokens = 0
         self.seconds = 0.0
@@ -78,9 +79,31 @@ class CachedModel:
         self.cache.plan(start, end, None if uniform else slots.columns)
         mask = packed_masks(slots, end, self.windows, self.dtype)
         index = torch.tensor(keep or [ids.shape[1] - 1], device=self.device)
-        logits = self._forward(ids, mask, slots.positions, index)
+        text = slots.positions.clamp(max=self.last_position)
+        logits = self._forward(ids, mask, torch.where(slots.seen == 0, text, slots.positions), index)
         logits = logits if logits.shape[1] == len(index) else logits[:, index]
         return logits if keep else logits[:, :0]
+
+    def feed_copies(self, ids: torch.Tensor, prefixes: Sequence[int]) -> torch.Tensor:
+        """Run one forward over copies of the one row, each cut to its prefix, for models that take no 4-D mask.
+
+        Args:
+            ids: (copies, width) int64, what follows each prefix.
+            prefixes: columns of the row that each copy sees.
+
+        Returns:
+            (copies, vocabulary) logits after the last id, in the model's dtype, on the model's device.
+        """
+        width, longest = ids.shape[1], max(prefixes)
+        own, self.cache = self.cache, self.cache.right_aligned(prefixes)
+        try:
+            self.cache.plan(longest, longest + width)
+            starts = torch.tensor(prefixes, device=self.device).unsqueeze(1)
+            columns = torch.arange(longest + width, device=self.device)
+            positions = starts + torch.arange(width, device=self.device)
+            return self._forward(ids, (columns >= longest - starts).long(), positions, 1)[:, -1]
+        finally:
+            self.cache = own
 
     def _forward(
         self, ids: torch.Tensor, mask: Any, positions: torch.Tensor, keep: int | torch.Tensor
@@ -117,7 +140,9 @@ class CachedModel:
 
     def _mask(self, columns: torch.Tensor, end: int, width: int, uniform: bool) -> Any:
         """`None` where the model's own causal mask is right: one query at the end of its row, or a block that begins
-        it."""
+        it; under flash attention any block at the end of rows in step."""
+        if not self.takes_masks and uniform:
+            return None
         if uniform and within_windows(end, self.windows):
             if width in (1, end):
                 return None
@@ -155,6 +180,11 @@ class MappedModel(CachedModel):
         if missing > 0:
             return functional.pad(logits, (0, missing), value=-torch.inf)
         return logits[..., : self.vocabulary] if missing else logits
+
+
+def takes_masks(model: Any) -> bool:
+    """Whether the attention of `model` takes a 4-D mask; flash attention takes none."""
+    return getattr(model.config, "_attn_implementation", None) in ("eager", "sdpa")
 
 
 def keeps_no_tensors(model: Any) -> bool:

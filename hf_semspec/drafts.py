@@ -154,6 +154,7 @@ def check_vocabularies(
     draft: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None = None,
     assistant_tokenizer: PreTrainedTokenizerBase | None = None,
+    by_text: bool = False,
 ) -> None:
     """Check that an id means the same token to target and draft; runs no forward.
 
@@ -165,6 +166,7 @@ def check_vocabularies(
         draft (`PreTrainedModel`): the draft.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the target's tokenizer.
         assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): the draft's tokenizer.
+        by_text (`bool`): allow foreign vocabularies, for a scheme that takes text across.
 
     Raises:
         ValueError: foreign vocabularies, or sizes too far apart to tell; the message says what to pass.
@@ -172,12 +174,12 @@ def check_vocabularies(
     if assistant_tokenizer is not None and tokenizer is None:
         raise ValueError("`assistant_tokenizer` was passed without `tokenizer`: pass both, or neither.")
     if tokenizer is not None and assistant_tokenizer is not None:
-        clash = _first_clash(tokenizer, assistant_tokenizer)
-        if clash is not None:
+        clash = first_clash(tokenizer, assistant_tokenizer)
+        if clash is not None and not by_text:
             raise ValueError(
                 f"The draft's tokenizer is foreign to the target's: id {clash[0]} is {clash[1]!r} to the target and "
                 f"{clash[2]!r} to the draft. The schemes lossless, easd and smc need one vocabulary: pass a "
-                'draft of the target\'s family, or load_draft(model, quantization="nf4").'
+                'draft of the target\'s family, or load_draft(model, quantization="nf4"); parse takes text across.'
             )
         return
     size, draft_size = vocabulary_size(model), vocabulary_size(draft)
@@ -195,11 +197,12 @@ def check_vocabularies(
     )
 
 
-def _first_clash(
-    tokenizer: PreTrainedTokenizerBase, assistant_tokenizer: PreTrainedTokenizerBase
+def first_clash(
+    tokenizer: PreTrainedTokenizerBase | None, assistant_tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[int, str, str] | None:
-    """The lowest id that both tokenizers have with different tokens: (id, target's token, draft's token)."""
-    if tokenizer is assistant_tokenizer:
+    """The lowest id that both tokenizers have with different tokens: (id, target's token, draft's token); `None`
+    where there is none, or not both tokenizers."""
+    if tokenizer is assistant_tokenizer or tokenizer is None or assistant_tokenizer is None:
         return None
     tokens = {index: token for token, index in tokenizer.get_vocab().items()}
     draft_tokens = {index: token for token, index in assistant_tokenizer.get_vocab().items()}

@@ -73,6 +73,8 @@ class Judge:
         )
         self.processors = Processors(call.request.processors)
         self.context = getattr(text_config(call.request.model), "max_position_embeddings", None) or math.inf
+        if target.last_position + 1 < self.context:
+            target.last_position += 1  # an answer's last token, never fed in plain decoding, is judged
         self._pieces: dict[int, str] = {}
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -145,20 +147,61 @@ class Judge:
                 f"the judge's question does not fit into the target's context of {self.context} tokens behind the "
                 "longest prefixes: these count as not valid"
             )
-        slots = packed_slots(starts, ends, fitting, sizes)
-        text = slots.columns.shape[1] - sum(sizes)
-        ids = self._block(live, starts, ends, text, [token for suffix in suffixes for token in suffix])
-        places = [text + sum(sizes[: i + 1]) - 1 for i in range(len(sizes))]
         record = befores is not None and (self.call.scores.wanted or self.call.logits.wanted)
-        logits = self._feed(ids, slots, [*range(text), *places] if record else places)
+        logits, text = self._packed(live, starts, ends, fitting, suffixes, record)
         if record:
             assert befores is not None
             self._record(logits[:, :text], live, starts, ends, befores)
-        values = confidence(logits[:, -len(places) :], *self.labels).tolist()
+        values = confidence(logits[:, -len(sizes) :], *self.labels).tolist()
         return [
             [c if n >= 0 else math.nan for c, n in zip(row, kept, strict=True)]
             for row, kept in zip(values, fitting, strict=True)
         ]
+
+    def _packed(
+        self,
+        live: Sequence[int],
+        starts: Sequence[int],
+        ends: Sequence[int],
+        prefixes: list[list[int]],
+        suffixes: Sequence[list[int]],
+        record: bool,
+    ) -> tuple[torch.Tensor, int]:
+        """Logits after every copy, (rows, copies, vocabulary), and before them, if `record`, those after each of the
+        text's columns; and how many columns that are."""
+        if not self.target.takes_masks:
+            return self._expanded(live, starts, ends, prefixes[0], suffixes, record)
+        sizes = [len(suffix) for suffix in suffixes]
+        slots = packed_slots(starts, ends, prefixes, sizes)
+        text = slots.columns.shape[1] - sum(sizes)
+        ids = self._block(live, starts, ends, text, [token for suffix in suffixes for token in suffix])
+        places = [text + sum(sizes[: i + 1]) - 1 for i in range(len(sizes))]
+        return self._feed(ids, slots, [*range(text), *places] if record else places), text
+
+    def _expanded(
+        self,
+        live: Sequence[int],
+        starts: Sequence[int],
+        ends: Sequence[int],
+        prefixes: list[int],
+        suffixes: Sequence[list[int]],
+        record: bool,
+    ) -> tuple[torch.Tensor, int]:
+        """As `_packed` for the one row of a model that takes no 4-D mask: the copies are a batch over an expanded
+        cache."""
+        text, logits = ends[0] - starts[0], []
+        if text:
+            fed = self.target.feed(self.call.canvas.read(live, text, 0), ends, keep=text if record else 1)
+            logits += [fed] if record else []
+        for size in dict.fromkeys(len(suffix) for suffix in suffixes):
+            copies = [i for i, suffix in enumerate(suffixes) if len(suffix) == size]
+            step = max(self.config.max_packed_tokens // size, 1)
+            for first in range(0, len(copies), step):
+                part = copies[first : first + step]
+                ids = torch.tensor([suffixes[i] for i in part], device=self.call.device)
+                # A copy that is not judged stands behind the first column, and what it says is dropped.
+                logits.append(self.target.feed_copies(ids, [max(prefixes[i], 1) for i in part]).unsqueeze(0))
+        return torch.cat([part.to(self.call.device) for part in logits], dim=1), text
 
     def _block(
         self, live: Sequence[int], starts: Sequence[int], ends: Sequence[int], text: int, suffixes: list[int]

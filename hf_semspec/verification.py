@@ -11,11 +11,14 @@ from .cache import RowStates, held
 from .call_state import CallState
 from .calls import Request
 from .configuration import PARSEConfig
+from .decoder import MappedModel
 from .drafting import NoDrafts
+from .drafts import first_clash
 from .judging import Answer, Judge, Verdict
 from .outputs import DecodingStats
 from .prefixes import kept_prefix, monotonicity_violations, segment_ended
 from .speculation import Speculation, chain_generator, warn_of_low_acceptance
+from .translation import TranslatingWriter
 
 
 class Reviser(Protocol):
@@ -42,10 +45,18 @@ class Verification:
         self.call = call = CallState(request)
         self.target = call.target()
         self.judges = Judge(call, self.target, config)
-        self.writer = AnswerWriter(call, revisers["lossless"](call, None).run, config.draft_ngram)
+        run = revisers["lossless"](call, None).run
+        self.writer = AnswerWriter(call, run, config.draft_ngram)
+        if first_clash(request.tokenizer, request.assistant_tokenizer) is not None:
+            self.writer = TranslatingWriter(call, run, config.draft_ngram, self.judges.tokenizer)
         self.reviser = revisers[config.revise_with.name if config.revise_with else "lossless"](
             call, config.revise_with
         )
+        if call.batch > 1 and not (self.target.takes_masks and self.writer.model.takes_masks):
+            raise ValueError(
+                "flash attention takes no 4-D mask, without which rows of unequal length cannot be told apart: pass "
+                'one prompt at a time, or load both models with attn_implementation="sdpa"'
+            )
         self.open_rows = list(call.rows)
         self.cached = list(call.inputs.cached)
         self.confidences: list[list[float]] = [[] for _ in call.rows]
@@ -113,7 +124,9 @@ class Verification:
         call, canvas, rows = self.call, self.call.canvas, self.open_rows
         drafter = NoDrafts()
         if self.config.revise_with is not None:
-            drafter = chain_generator(call, self.config.revise_with, self.reviser.with_laws, self.writer.model)
+            model = self.writer.model
+            assert isinstance(model, MappedModel)
+            drafter = chain_generator(call, self.config.revise_with, self.reviser.with_laws, model)
             drafter.resume([self.writer.states.get(row, []) for row in rows], canvas.lengths(rows))
         canvas.set_chains(drafter.chains)
         state = Speculation(
@@ -153,7 +166,8 @@ class Verification:
     def output(self) -> tuple[Any, DecodingStats]:
         """What `generate` returns, with the scheme's record, and the statistics."""
         output, stats = self.call.output(self.target, self.writer.model)
-        stats.judging, stats.drafting = "packed", self.writer.stats
+        stats.judging = "packed" if self.target.takes_masks else "expanded"
+        stats.drafting = self.writer.stats
         warn_of_low_acceptance(stats, self.call.request)
         self.reviser.attach(output, stats)
         if not isinstance(output, torch.Tensor):

@@ -17,6 +17,7 @@ LAYERS = [
     ["compatibility", "pipelines"],
     ["schemes"],
     ["population", "verification"],
+    ["translation"],
     ["answers"],
     ["judging"],
     ["blocks"],
