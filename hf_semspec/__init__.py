@@ -6,6 +6,7 @@ from .configuration import EASDConfig, LosslessConfig, PARSEConfig, SemSpecConfi
 from .drafts import load_draft
 from .integration import register, unregister
 from .outputs import DecodingStats, SemSpecOutput, record_stats
+from .parse_calibration import calibrate_parse
 
 __version__ = "0.1.0"
 
@@ -19,6 +20,7 @@ __all__ = [
     "SemSpecOutput",
     "__version__",
     "calibrate_easd",
+    "calibrate_parse",
     "load_draft",
     "record_stats",
     "register",

@@ -66,7 +66,7 @@ def calibrate_easd(
 
     Args:
         model, draft: the pair to calibrate for.
-        prompts: strings (with `tokenizer`), or dicts of `input_ids` and `attention_mask`.
+        prompts: strings or lists of chat messages (with `tokenizer`), or dicts of `input_ids` and `attention_mask`.
         percentile (`float` in [0, 100]): share of positions, in percent, that lie below each threshold.
         config (`EASDConfig`, *optional*): the other fields of the result; defaults otherwise.
         generation_config (`GenerationConfig`, *optional*): the settings to calibrate for, its length aside; greedy
@@ -83,7 +83,7 @@ def calibrate_easd(
     """
     if not 0 <= percentile <= 100:
         raise ValueError(f"percentile={percentile!r}: must be a number in [0, 100]")
-    batches = [_inputs(prompt, tokenizer, model) for prompt in prompts]
+    batches = [prompt_inputs(prompt, tokenizer, model) for prompt in prompts]
     if not batches:
         raise ValueError("prompts is empty: pass at least one prompt of the task that easd is to be used on")
     base = config if config is not None else EASDConfig()
@@ -98,7 +98,7 @@ def calibrate_easd(
     settings = {name: value for name, value in settings.items() if name not in ("transformers_version", "semspec")}
     call = SemSpecConfig(exact, **{**settings, "max_new_tokens": max_new_tokens, "return_dict_in_generate": True})
     target_values, draft_values, sampling = [], [], {}
-    for batch in _progress(batches, progress):
+    for batch in progress_over(batches, "calibrating easd", progress):
         output = model.generate(**batch, assistant_model=draft, generation_config=call)
         sampling = output.stats.sampling
         tested = ~output.target_entropies.isnan()
@@ -125,22 +125,32 @@ def calibrate_easd(
     return EASDCalibration(calibrated, report, h_p, h_q)
 
 
-def _inputs(prompt: Any, tokenizer: Any, model: Any) -> dict[str, torch.Tensor]:
+def prompt_inputs(prompt: Any, tokenizer: Any, model: Any) -> dict[str, torch.Tensor]:
+    """One prompt as `generate`'s inputs: a string, a list of chat messages, or inputs already."""
     if isinstance(prompt, Mapping):
         return {name: prompt[name] for name in ("input_ids", "attention_mask") if name in prompt}
-    if not isinstance(prompt, str):
-        raise ValueError(f"prompts holds a {type(prompt).__name__}: must be strings or dicts with input_ids")
+    chat = isinstance(prompt, list) and all(isinstance(message, Mapping) for message in prompt)
+    if not isinstance(prompt, str) and not chat:
+        raise ValueError(
+            f"prompts holds a {type(prompt).__name__}: must be strings, lists of chat messages, or dicts with "
+            "input_ids"
+        )
     if tokenizer is None:
         raise ValueError("tokenizer=None: prompts that are strings need the tokenizer of the models")
-    encoded = tokenizer(prompt, return_tensors="pt")
+    if chat:
+        rendered = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        encoded = tokenizer(rendered, add_special_tokens=False, return_tensors="pt")
+    else:
+        encoded = tokenizer(prompt, return_tensors="pt")
     return {name: encoded[name].to(model.device) for name in ("input_ids", "attention_mask")}
 
 
-def _progress(batches: list[Any], wanted: bool) -> Iterable[Any]:
+def progress_over(batches: list[Any], description: str, wanted: bool) -> Iterable[Any]:
+    """`batches`, with a progress bar if it is wanted and rich is installed."""
     if not wanted:
         return batches
     try:
         from rich.progress import track
     except ImportError:
         return batches
-    return track(batches, description="calibrating easd")
+    return track(batches, description=description)

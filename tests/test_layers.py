@@ -13,6 +13,7 @@ LAYERS = [
     ["demo", "bench"],
     ["comparison"],
     [""],
+    ["parse_calibration"],
     ["integration", "calibration"],
     ["compatibility", "pipelines"],
     ["schemes"],
