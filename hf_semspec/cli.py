@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TextStreamer
 from transformers.utils import logging
 
-from .comparison import PLAIN, Run, comparison_table, decode, encode, plain_config
+from .comparison import PLAIN, Run, comparison_table, decode, encode, plain_config, verdicts_table
 from .configuration import SCHEME_CONFIGS, EASDConfig, SchemeConfig, SemSpecConfig, SMCConfig
 from .drafts import load_draft
 
@@ -126,14 +126,19 @@ def _demo(arguments: argparse.Namespace, command: str) -> int:
             decode(runs[PLAIN], model, ids, plain_config(configs["lossless"]))
         for name, config in configs.items():
             console.print(f"[dim]{name}:[/dim]")
-            decode(runs[name], model, ids, config, draft=draft, streamer=TextStreamer(tokenizer, skip_prompt=True))
+            streamer = TextStreamer(tokenizer, skip_prompt=True)
+            output = decode(runs[name], model, ids, config, draft=draft, streamer=streamer, tokenizer=tokenizer)
+            if name == "parse":
+                console.print(verdicts_table(output, tokenizer, ids.shape[1]))
         console.print()
     console.print(comparison_table(list(runs.values())))
     console.print(_verdict(kind, runs[PLAIN], runs["lossless"], cuda=cuda), highlight=False)
     console.print(
         "easd draws again where both models are unsure and agree, so its text may differ from plain decoding's. Its "
         f"thresholds here, {ENTROPY_THRESHOLD} nats, are the 90th percentile that hf_semspec.calibrate_easd found for "
-        "this model on other word problems. smc has no greedy form: it samples, at temperature 0.7 with 4 particles.",
+        "this model on other word problems. smc has no greedy form: it samples, at temperature 0.7 with 4 particles. "
+        "parse asks the target whether the draft's answer and its prefixes are right: a model of this size is a poor "
+        "judge of its own copy, and the confidences show it.",
         highlight=False,
     )
     return 0

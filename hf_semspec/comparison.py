@@ -47,7 +47,8 @@ class Run:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted over tested drafted tokens; `None` where nothing was tested, and for smc, which keeps them all."""
+        """Accepted over tested drafted tokens, under parse those of the revision; `None` where nothing was tested, and
+        for smc, which keeps them all."""
         if self.name == "smc":
             return None
         tested = sum(stats.tested for stats in self.stats)
@@ -59,6 +60,12 @@ class Run:
         triggered = sum(stats.triggered for stats in self.stats)
         passed = sum(stats.accepted for stats in self.stats) + triggered
         return triggered / passed if passed and self.name == "easd" else None
+
+    @property
+    def kept_fraction(self) -> float | None:
+        """Kept over written tokens of the draft's whole answers; `None` for all schemes but parse."""
+        written = sum(stats.written for stats in self.stats)
+        return sum(stats.kept for stats in self.stats) / written if written else None
 
 
 def _percent(rate: float | None) -> str:
@@ -84,12 +91,13 @@ def decode(
     draft: PreTrainedModel | None = None,
     streamer: BaseStreamer | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-) -> None:
-    """Decode one prompt `(1, length)` and add what came of it to `run`; plain decoding without a draft."""
+) -> Any:
+    """Decode one prompt `(1, length)` and add what came of it to `run`; plain decoding without a draft. Returns the
+    output."""
     arguments: dict[str, Any] = {} if draft is None else {"assistant_model": draft}
     if draft is None and getattr(model.generation_config, "semspec", None) is not None:
         arguments["semspec"] = None  # a model folder may carry a scheme of its own
-    if config.stop_strings is not None:
+    if config.stop_strings is not None or draft is not None:
         arguments["tokenizer"] = tokenizer
     ids = ids.to(model.device)
     start = time.perf_counter()
@@ -105,6 +113,24 @@ def decode(
     else:
         run.target_forwards += stats.target_forwards
         run.stats.append(stats)
+    return output
+
+
+def verdicts_table(output: Any, tokenizer: PreTrainedTokenizerBase, prompt_length: int) -> Any:
+    """A `rich` table of the target's verdicts on one row of parse: each judged prefix's end, its confidence, and
+    whether it was kept."""
+    from rich.table import Table
+
+    table = Table("tokens", "confidence", "kept", "the prefix ends with")
+    text, kept = output.sequences[0, prompt_length:], int(output.kept_tokens[0])
+    pairs = zip(output.boundaries[0].tolist(), output.verdicts[0].tolist(), strict=True)
+    for length, confidence in pairs:
+        if length < 0:
+            continue
+        inside = length <= kept
+        ending = tokenizer.decode(text[max(length - 12, 0) : length], skip_special_tokens=True) if inside else "(cut)"
+        table.add_row(str(length), f"{confidence:.2f}", "yes" if inside else "no", repr(ending) if inside else ending)
+    return table
 
 
 def plain_config(config: SemSpecConfig) -> GenerationConfig:
@@ -125,6 +151,7 @@ def comparison_table(runs: Sequence[Run]) -> Any:
         "target\nforwards",
         "accepted",
         "trigger\nrate",
+        "answers\nkept",
         "tokens\n/s",
         "over\nplain",
         "same\ntext",
@@ -138,6 +165,7 @@ def comparison_table(runs: Sequence[Run]) -> Any:
             str(run.target_forwards),
             _percent(run.acceptance_rate),
             _percent(run.trigger_rate),
+            _percent(run.kept_fraction),
             f"{run.tokens_per_second:.1f}",
             "" if run is plain else f"{run.tokens_per_second / plain.tokens_per_second:.2f}x",
             "" if run is plain else f"{same} of {len(plain.texts)}",

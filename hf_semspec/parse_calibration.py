@@ -35,8 +35,8 @@ class PARSECalibration:
     right: dict[str, torch.Tensor]
 
     def plot(self, path: str | Path) -> None:
-        """Draw both reliability curves with 95 % Wilson intervals, how often each confidence occurs, and the thresholds
-        to `path` (needs matplotlib and scipy, `hf-semspec[bench]`)."""
+        """Draw both reliability curves with 95 % Wilson intervals, how often each confidence occurs, and the
+        thresholds to `path` (needs matplotlib and scipy, `hf-semspec[bench]`)."""
         from matplotlib.figure import Figure
         from scipy.stats import binomtest
 
