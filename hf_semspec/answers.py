@@ -64,12 +64,12 @@ class AnswerWriter:
             self.states.update(state.target_states)
         if any(row not in draft.hits for row in live):
             warn_of_context(self.context)
+        texts = canvas.shown[list(live), 0, canvas.prompt_width :].tolist()
         answers = []
-        for row in live:
-            length = canvas.generated[row] - starts[row]
-            last = canvas.prompt_width + canvas.generated[row] - 1
-            closed = row in draft.hits and int(canvas.shown[row, 0, last]) in call.rules.eos_ids
-            answers.append(Answer(starts[row], length - closed, row in draft.hits, closed))
+        for row, text in zip(live, texts, strict=True):
+            ids = text[starts[row] : canvas.generated[row]]
+            closed = row in draft.hits and ids[-1] in call.rules.eos_ids
+            answers.append(Answer(starts[row], ids[:-1] if closed else ids, row in draft.hits, closed))
         return answers
 
     def forget(self, row: int, length: int) -> None:

@@ -38,15 +38,20 @@ class Answer:
 
     Args:
         start: new tokens that the row held before it.
-        length: tokens of the answer that are judged, a closing EOS not counted.
+        ids: what is judged, a closing EOS left out.
         finished: whether it ended by a stopping rule, and not for want of the draft's context.
         closed: whether an EOS followed.
     """
 
     start: int
-    length: int
+    ids: list[int]
     finished: bool
     closed: bool
+
+    @property
+    def written(self) -> int:
+        """Its tokens, a closing EOS included."""
+        return len(self.ids) + self.closed
 
 
 class Judge:
@@ -90,10 +95,9 @@ class Judge:
             cached: for each row, how many of its tokens the target's cache holds, fewer than precede its answer.
         """
         config = self.config
-        texts = self._texts(live, answers)
-        lengths = [boundaries(self.pieces(text), config.segment_tokens) or [0] for text in texts]
+        lengths = [boundaries(self.pieces(answer.ids), config.segment_tokens) or [0] for answer in answers]
         ends = self.call.lengths(live)
-        befores = [end - answer.length - answer.closed for end, answer in zip(ends, answers, strict=True)]
+        befores = [end - answer.written for end, answer in zip(ends, answers, strict=True)]
         most = 0 if config.boundary == "cascade" else max(len(row) for row in lengths) - 1
         wholes = [[before + row[-1]] for before, row in zip(befores, lengths, strict=True)]
         parts = [
@@ -114,12 +118,6 @@ class Judge:
         for row, (full, *partial) in zip(lengths, values, strict=True):
             verdicts.append(Verdict(row, [*(partial + [math.nan] * len(row))[: len(row) - 1], full]))
         return verdicts
-
-    def _texts(self, live: Sequence[int], answers: Sequence[Answer]) -> list[list[int]]:
-        canvas = self.call.canvas
-        width = max(canvas.widths(live))
-        rows = canvas.shown[list(live), 0, canvas.prompt_width : width].tolist()
-        return [row[a.start : a.start + a.length] for row, a in zip(rows, answers, strict=True)]
 
     def _pass(
         self,

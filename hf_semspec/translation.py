@@ -135,14 +135,15 @@ class TranslatingWriter(AnswerWriter):
         ids = [*ids, *ends[:1]] if closed else ids
         ids = ids[: rules.room - start]
         if not ids:
-            return Answer(start, 0, False, False)
+            return Answer(start, [], False, False)
         canvas.write([row], 0, torch.tensor([[ids]], device=call.device))
         (end,) = rules.cut([ids], [row], [width], lambda at: canvas.shown[:, 0, :at].clone(), lambda at: None)
         length = end or len(ids)
         call.clear(row, start + length, start + len(ids))
         canvas.generated[row] += length
         closed = ids[length - 1] in rules.eos_ids
-        return Answer(start, length - closed, end is not None or start + length == rules.room, closed)
+        ids = ids[: length - closed]
+        return Answer(start, ids, end is not None or start + length == rules.room, closed)
 
 
 def encode_after(tokenizer: Any, before: list[int], text: str) -> list[int]:

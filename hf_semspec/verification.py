@@ -88,13 +88,12 @@ class Verification:
             uniforms = call.randomness.uniforms(len(rows)).tolist()
         for row, answer, verdict, uniform in zip(rows, answers, verdicts, uniforms, strict=True):
             accepted = answer.finished and verdict.confidences[-1] >= config.accept_threshold
-            written = answer.length + answer.closed
             index = kept_prefix(verdict.confidences, config.boundary, config.prefix_threshold, uniform)
-            kept = written if accepted else verdict.lengths[index - 1] if index else 0
+            kept = answer.written if accepted else verdict.lengths[index - 1] if index else 0
             total = answer.start + kept
-            call.clear(row, total, answer.start + written)
+            call.clear(row, total, answer.start + answer.written)
             call.canvas.generated[row] = total
-            if (kept == written and answer.finished) or total == call.rules.room:
+            if (kept == answer.written and answer.finished) or total == call.rules.room:
                 call.hits.setdefault(row, total)
             self._count(row, answer, verdict, kept, accepted)
             self.writer.forget(row, call.canvas.lengths([row])[0])
@@ -113,7 +112,7 @@ class Verification:
         stats.answers += 1
         stats.full_accepts += accepted
         stats.monotonicity_violations += monotonicity_violations(verdict.confidences, self.config.prefix_threshold)
-        stats.rows[row].written += answer.length + answer.closed
+        stats.rows[row].written += answer.written
         stats.rows[row].kept += kept
         stats.rows[row].emitted += kept
 

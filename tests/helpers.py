@@ -162,6 +162,8 @@ def check_identities(stats: Any, lengths: list[int] | None = None) -> None:
             "resampled",
             "bonus",
             "plain",
+            "written",
+            "kept",
             "cut",
             "emitted",
         ],
@@ -172,7 +174,9 @@ def check_identities(stats: Any, lengths: list[int] | None = None) -> None:
         assert row.tested == row.accepted + row.rejected + row.triggered, row
         assert row.residual == row.rejected, row
         assert row.resampled == row.triggered, row
-        assert row.emitted == row.accepted + row.residual + row.resampled + row.bonus + row.plain - row.cut, row
+        written = row.accepted + row.residual + row.resampled + row.bonus + row.plain + row.kept
+        assert row.emitted == written - row.cut, row
+        assert row.kept <= row.written, row
         assert row.rounds == sum(row.histogram), row
         assert row.accepted == sum(length * count for length, count in enumerate(row.histogram)), row
         for name in totals:
