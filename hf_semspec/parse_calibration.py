@@ -177,15 +177,17 @@ def _write(model: Any, tokenizer: Any, texts: list[torch.Tensor], width: int, se
     for row, text in enumerate(texts):
         ids[row, longest - len(text) :] = text
         mask[row, longest - len(text) :] = 1
-    room = max(width + settings["max_new_tokens"] - longest, 1)
+    most = settings["max_new_tokens"]
+    room = max(width + most - min(len(text) for text in texts), 1)  # the shortest text has most left to write
     plain = GenerationConfig(**{**settings, "max_new_tokens": room, "pad_token_id": pad})
     output = model.generate(
         input_ids=ids, attention_mask=mask, generation_config=plain, tokenizer=tokenizer, semspec=None
     )
     sequences = output if isinstance(output, torch.Tensor) else output.sequences
+    starts = [longest - len(text) + width for text in texts]
     return [
-        tokenizer.decode(row[longest - len(text) + width :], skip_special_tokens=True)
-        for row, text in zip(sequences, texts, strict=True)
+        tokenizer.decode(row[start : start + most], skip_special_tokens=True)
+        for row, start in zip(sequences, starts, strict=True)
     ]
 
 
