@@ -5,17 +5,21 @@ from dataclasses import dataclass
 
 import torch
 
-SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
+SENTENCE_ENDS = (".", "!", "?")
+WIDE_SENTENCE_ENDS = ("。", "！", "？")  # no white space follows these
 
 
 def ends_of(pieces: Sequence[str]) -> list[bool]:
     """For each token of a text, given as its own text, whether a line or a sentence ends with it.
 
-    A line ends with a newline anywhere in the token; a sentence with its mark, if white space follows.
+    A line ends with a newline anywhere in the token; a sentence with its mark, if white space follows one that is not
+    full-width.
     """
-    following = [*pieces[1:], ""]
+    following = [*pieces[1:], ""][: len(pieces)]
     return [
-        "\n" in piece or (piece.rstrip().endswith(SENTENCE_ENDS) and (piece[-1:].isspace() or after[:1].isspace()))
+        "\n" in piece
+        or piece.rstrip().endswith(WIDE_SENTENCE_ENDS)
+        or (piece.rstrip().endswith(SENTENCE_ENDS) and (piece[-1:].isspace() or after[:1].isspace()))
         for piece, after in zip(pieces, following, strict=True)
     ]
 
@@ -70,9 +74,9 @@ def kept_prefix(confidences: Sequence[float], rule: str, threshold: float, unifo
 
 
 def monotonicity_violations(confidences: Sequence[float], threshold: float) -> int:
-    """How often a prefix passes though the one before it, a part of it, fails."""
-    valid = [confidence >= threshold for confidence in confidences]
-    return sum(after and not before for before, after in zip(valid, valid[1:], strict=False))
+    """How often a prefix passes though the one before it, a part of it, fails; nan, not judged, does neither."""
+    pairs = zip(confidences, confidences[1:], strict=False)
+    return sum(before < threshold <= after for before, after in pairs)
 
 
 @dataclass(frozen=True)
