@@ -12,8 +12,8 @@ import transformers
 from packaging.version import Version
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 
-from hf_semspec import SemSpecConfig, notices
-from tests.models import PAD, row_of
+from hf_semspec import LosslessConfig, SemSpecConfig, notices
+from tests.models import PAD, row_of, tokenizer
 
 VERSION = Version(transformers.__version__)
 # From 5 on `generate` marks a cache as the caller's own; before, an empty one can be told from its own by nothing.
@@ -22,8 +22,9 @@ CACHE = "cache" if Version("5.24.dev0") <= VERSION else "past_key_values"
 
 # Configurations whose greedy output must equal plain decoding's, token for token.
 # smc samples: where both laws are cut to their best token, the target's text is the only one with weight.
+# parse keeps nothing of an answer whose thresholds are out of reach: the target writes all, sped up by lossless.
 TESTING = ("lossless", "easd", "chains")
-EXACT = (*TESTING, "smc")
+EXACT = (*TESTING, "smc", "parse")
 SINGLE = ("lossless", "easd")
 
 # Most tests run drafts that are meant to be useless.
@@ -32,8 +33,13 @@ WEAK_DRAFTS = pytest.mark.filterwarnings("ignore:fewer than 10%")
 Inputs = dict[str, torch.Tensor]
 
 
+# Short questions and labels of one character, which is all that the tiny tokenizer can tell apart.
+JUDGE = {"segment_tokens": 4, "judge_prompt": "ok?", "full_judge_prompt": "all ok?", "labels": ("Y", "N")}
+
+
 def exact(kind: str, **fields: Any) -> SemSpecConfig:
-    """`lossless`, `easd` with its extra rejection off, three chains, or `smc`; `fields` of both namespaces."""
+    """`lossless`, `easd` with its extra rejection off, three chains, `smc`, or `parse` that keeps nothing of the
+    draft's answers; `fields` of both namespaces."""
     if kind == "easd":
         return SemSpecConfig(
             "easd",
@@ -43,6 +49,11 @@ def exact(kind: str, **fields: Any) -> SemSpecConfig:
         )
     if kind == "chains":
         return SemSpecConfig("lossless", num_chains=3, **{"num_draft_tokens": 3, **fields})
+    if kind == "parse":
+        own = {"num_draft_tokens": fields.pop("num_draft_tokens", 3)}
+        own |= {"num_chains": fields.pop("num_chains")} if "num_chains" in fields else {}
+        never = {"accept_threshold": 2.0, "prefix_threshold": 2.0, "revise_with": LosslessConfig(**own)}
+        return SemSpecConfig("parse", **{**JUDGE, **never, **fields})
     if kind == "smc":
         greedy = {} if fields.pop("do_sample", False) else {"top_k": 1}
         return SemSpecConfig("smc", **{"num_particles": 3, "num_draft_tokens": 3, **greedy, **fields})
@@ -63,8 +74,11 @@ def assisted(
     call: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Any:
-    """The same call with a draft and a scheme in exact mode."""
-    return model.generate(**inputs, **(call or {}), assistant_model=draft, generation_config=exact(kind, **fields))
+    """The same call with a draft and a scheme in exact mode; `parse` gets the tokenizer that it needs."""
+    words = {"tokenizer": tokenizer()} if kind == "parse" else {}
+    return model.generate(
+        **inputs, **{**words, **(call or {})}, assistant_model=draft, generation_config=exact(kind, **fields)
+    )
 
 
 def plain_rows(model: PreTrainedModel, inputs: Inputs, *, pad: int = PAD, **fields: Any) -> torch.Tensor:
@@ -174,9 +188,10 @@ def check_identities(stats: Any, lengths: list[int] | None = None) -> None:
         assert row.tested == row.accepted + row.rejected + row.triggered, row
         assert row.residual == row.rejected, row
         assert row.resampled == row.triggered, row
-        written = row.accepted + row.residual + row.resampled + row.bonus + row.plain + row.kept
-        assert row.emitted == written - row.cut, row
+        committed = row.accepted + row.residual + row.resampled + row.bonus + row.plain - row.cut
+        assert row.emitted == committed + row.kept, row
         assert row.kept <= row.written, row
+        assert row.tokens_by_draft + row.tokens_by_target == row.emitted, row
         assert row.rounds == sum(row.histogram), row
         assert row.accepted == sum(length * count for length, count in enumerate(row.histogram)), row
         for name in totals:
@@ -199,6 +214,7 @@ def _check_rates(counts: Any) -> None:
         (counts.acceptance_rate, counts.accepted, counts.tested),
         (counts.mean_accepted_length, counts.accepted, counts.rounds),
         (counts.trigger_rate, counts.triggered, counts.triggered + counts.accepted),
+        (counts.kept_fraction, counts.kept, counts.written),
     ):
         assert math.isnan(value) if whole == 0 else value == pytest.approx(part / whole)
 
