@@ -51,7 +51,9 @@ def check_verdicts(
     config: SemSpecConfig,
 ) -> None:
     """`seen` is (rows, 1 + copies, vocabulary), the whole answer's copy first; every entry equals its own prompt's."""
-    part, full = (suffix_ids(words, prompt) for prompt in (config.judge_prompt, config.full_judge_prompt))
+    asked = (config.judge_prompt, config.full_judge_prompt)
+    asked = (text.replace("{correct}", config.labels[0]).replace("{incorrect}", config.labels[1]) for text in asked)
+    part, full = (suffix_ids(words, text) for text in asked)
     labels = label_ids(words, config.labels)
     for row, answer in enumerate(answers):
         prompt = row_of(inputs, row)["input_ids"][0].tolist()
