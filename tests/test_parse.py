@@ -191,7 +191,7 @@ def test_a_threshold_of_zero_returns_the_drafts_own_answers(shape: str, single: 
         assert output.stats.full_accept_rate == output.stats.kept_fraction == 1
         assert output.stats.tokens_by_target == 0
         assert output.stats.monotonicity_violations == 0 or single
-        ends = [row for row in expected.tolist()]
+        ends = expected.tolist()
         lengths = [next((t + 1 for t, x in enumerate(row) if x in (eos or [])), 20) for row in ends]
         check_identities(output.stats, lengths)
         assert output.kept_tokens.tolist() == lengths
