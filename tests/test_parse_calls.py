@@ -382,4 +382,4 @@ def test_the_additions_are_no_items_of_the_output() -> None:
     assert output.stats.judging == "packed"
     assert output.stats.to_dict()["drafting"]["emitted"] == output.stats.written == 24
     assert isinstance(assisted(target, draft, prompts((4, 9)), "parse", **fields), torch.Tensor)
-    assert PAD == target.generation_config.pad_token_id
+    assert target.generation_config.pad_token_id == PAD
