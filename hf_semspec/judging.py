@@ -81,11 +81,16 @@ class Judge:
         if target.last_position + 1 < self.context:
             target.last_position += 1  # an answer's last token, never fed in plain decoding, is judged
         self._pieces: dict[int, str] = {}
+        self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token."""
+        """The text of each token behind others: at the start of a text some tokenizers drop a leading space."""
         for token in set(ids) - self._pieces.keys():
-            self._pieces[token] = self.tokenizer.decode([token], clean_up_tokenization_spaces=False)
+            before, both = (
+                self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+                for tokens in (self._anchor, [*self._anchor, token])
+            )
+            self._pieces[token] = both[len(before) :]
         return [self._pieces[token] for token in ids]
 
     def __call__(self, live: Sequence[int], answers: Sequence[Answer], cached: Sequence[int]) -> list[Verdict]:
@@ -145,11 +150,13 @@ class Judge:
                 f"the judge's question does not fit into the target's context of {self.context} tokens behind the "
                 "longest prefixes: these count as not valid"
             )
-        record = befores is not None and (self.call.scores.wanted or self.call.logits.wanted)
-        logits, text = self._packed(live, starts, ends, fitting, suffixes, record)
-        if record:
+        skip = None
+        if befores is not None and (self.call.scores.wanted or self.call.logits.wanted):
+            skip = min(before - 1 - start for before, start in zip(befores, starts, strict=True))
+        logits = self._packed(live, starts, ends, fitting, suffixes, skip)
+        if skip is not None:
             assert befores is not None
-            self._record(logits[:, :text], live, starts, ends, befores)
+            self._record(logits[:, : -len(sizes)], live, [start + skip for start in starts], ends, befores)
         values = confidence(logits[:, -len(sizes) :], *self.labels).tolist()
         return [
             [c if n >= 0 else math.nan for c, n in zip(row, kept, strict=True)]
@@ -163,18 +170,18 @@ class Judge:
         ends: Sequence[int],
         prefixes: list[list[int]],
         suffixes: Sequence[list[int]],
-        record: bool,
-    ) -> tuple[torch.Tensor, int]:
-        """Logits after every copy, (rows, copies, vocabulary), and before them, if `record`, those after each of the
-        text's columns; and how many columns that are."""
+        skip: int | None,
+    ) -> torch.Tensor:
+        """Logits after every copy, (rows, copies, vocabulary), and before them, unless `skip` is `None`, those after
+        each of the text's columns but the first `skip`."""
         if not self.target.takes_masks:
-            return self._expanded(live, starts, ends, prefixes[0], suffixes, record)
+            return self._expanded(live, starts, ends, prefixes[0], suffixes, skip)
         sizes = [len(suffix) for suffix in suffixes]
         slots = packed_slots(starts, ends, prefixes, sizes)
         text = slots.columns.shape[1] - sum(sizes)
         ids = self._block(live, starts, ends, text, [token for suffix in suffixes for token in suffix])
         places = [text + sum(sizes[: i + 1]) - 1 for i in range(len(sizes))]
-        return self._feed(ids, slots, [*range(text), *places] if record else places), text
+        return self._feed(ids, slots, places if skip is None else [*range(skip, text), *places])
 
     def _expanded(
         self,
@@ -183,14 +190,14 @@ class Judge:
         ends: Sequence[int],
         prefixes: list[int],
         suffixes: Sequence[list[int]],
-        record: bool,
-    ) -> tuple[torch.Tensor, int]:
+        skip: int | None,
+    ) -> torch.Tensor:
         """As `_packed` for the one row of a model that takes no 4-D mask: the copies are a batch over an expanded
         cache."""
         text, logits = ends[0] - starts[0], []
         if text:
-            fed = self.target.feed(self.call.canvas.read(live, text, 0), ends, keep=text if record else 1)
-            logits += [fed] if record else []
+            fed = self.target.feed(self.call.canvas.read(live, text, 0), ends, keep=1 if skip is None else text - skip)
+            logits += [] if skip is None else [fed]
         for size in dict.fromkeys(len(suffix) for suffix in suffixes):
             copies = [i for i, suffix in enumerate(suffixes) if len(suffix) == size]
             step = max(self.config.max_packed_tokens // size, 1)
@@ -199,7 +206,7 @@ class Judge:
                 ids = torch.tensor([suffixes[i] for i in part], device=self.call.device)
                 # A copy that is not judged stands behind the first column, and what it says is dropped.
                 logits.append(self.target.feed_copies(ids, [max(prefixes[i], 1) for i in part]).unsqueeze(0))
-        return torch.cat([part.to(self.call.device) for part in logits], dim=1), text
+        return torch.cat([part.to(self.call.device) for part in logits], dim=1)
 
     def _block(
         self, live: Sequence[int], starts: Sequence[int], ends: Sequence[int], text: int, suffixes: list[int]
@@ -232,7 +239,8 @@ class Judge:
         ends: Sequence[int],
         befores: Sequence[int],
     ) -> None:
-        """Put the laws of the answers' tokens on record: `logits` (rows, text, vocabulary) of the fed texts."""
+        """Put the laws of the answers' tokens on record: `logits` (rows, columns, vocabulary) of each row's text from
+        column `starts` on."""
         call = self.call
         counts = [end - before for end, before in zip(ends, befores, strict=True)]
         widest = max(counts)

@@ -13,6 +13,7 @@ from packaging.version import Version
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 
 from hf_semspec import LosslessConfig, SemSpecConfig, notices
+from hf_semspec.judging import suffix_ids
 from tests.models import PAD, row_of, tokenizer
 
 VERSION = Version(transformers.__version__)
@@ -79,6 +80,12 @@ def assisted(
     return model.generate(
         **inputs, **{**words, **(call or {})}, assistant_model=draft, generation_config=exact(kind, **fields)
     )
+
+
+def asked(output: Any) -> int:
+    """The columns that the judge's questions took in the packed forward of a call of `parse`."""
+    words, (part, full) = tokenizer(), (JUDGE["judge_prompt"], JUDGE["full_judge_prompt"])
+    return len(suffix_ids(words, full)) + (output.boundaries.shape[1] - 1) * len(suffix_ids(words, part))
 
 
 def plain_rows(model: PreTrainedModel, inputs: Inputs, *, pad: int = PAD, **fields: Any) -> torch.Tensor:

@@ -81,7 +81,7 @@ def test_other_exact_modes_on_every_shape(shape: str, kind: str) -> None:
         assert torch.equal(new_tokens(output, inputs), expected), name
 
 
-@pytest.mark.parametrize("kind", TESTING)
+@pytest.mark.parametrize("kind", [*TESTING, "parse"])
 @pytest.mark.parametrize("name", DRAFTS)
 def test_automatic_draft_length(kind: str, name: str) -> None:
     target = tiny("qwen3", 2)

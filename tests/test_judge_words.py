@@ -1,5 +1,6 @@
 """In which words `parse` asks the target, and which tokens it takes for an answer."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
 from hf_semspec import SemSpecConfig
-from hf_semspec.judging import find_tokenizer, label_ids, suffix_ids
+from hf_semspec.call_state import CallState
+from hf_semspec.decoder import CachedModel
+from hf_semspec.judging import Judge, find_tokenizer, label_ids, suffix_ids
 from tests.helpers import JUDGE, WEAK_DRAFTS, assisted, refuses
 from tests.models import draft_of, prompts, tiny, tokenizer
 
@@ -138,3 +141,17 @@ def test_the_tokenizer_in_the_models_folder_is_found(tmp_path: Any) -> None:
     draft = draft_of(target, "near")
     output = target.generate(**prompts((4,)), assistant_model=draft, generation_config=config)
     assert output.equal(assisted(target, draft, prompts((4,)), "parse", accept_threshold=0.0, max_new_tokens=9))
+
+
+def test_a_sentence_ends_before_a_word_whose_space_is_part_of_its_token() -> None:
+    """Tokenizers in the manner of SentencePiece drop the space of a text's first token, and of that one only."""
+    names = ["<unk>", "a", "\u2581a", "\u2581so", "."]
+    core = Tokenizer(tokenizer_models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    words = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+    assert words.decode([3]) == "so"
+    call = CallState.__new__(CallState)
+    target = tiny("llama")
+    call.request = SimpleNamespace(model=target, tokenizer=words, processors=[])
+    judge = Judge(call, CachedModel(target, 1, 9), SemSpecConfig("parse", labels=("a", "so")).scheme_config)
+    assert judge.pieces([3, 4, 3, 2, 4]) == [" so", ".", " so", " a", "."]

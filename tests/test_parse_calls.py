@@ -16,10 +16,10 @@ from transformers import (
 from hf_semspec import LosslessConfig
 from tests.helpers import (
     CACHE,
-    JUDGE,
     WEAK_DRAFTS,
     Forwards,
     Recorder,
+    asked,
     assisted,
     cache_length,
     cache_of,
@@ -340,8 +340,9 @@ def test_ui38_a_second_turn_over_the_callers_cache(
             output = assisted(target, draft, inputs, "parse", call={CACHE: cache}, **fields)
         assert torch.equal(output.sequences, expected), turn
         assert cache_length(cache) == expected.shape[1] - 1
-        question = 4 * len(JUDGE["judge_prompt"]) + 40
-        assert spy.widths[0] < 16 + question, "only what the cache lacks is fed"
+        held = 0 if turn == 0 else inputs["input_ids"].shape[1] - 3
+        read = inputs["input_ids"].shape[1] - held + 16 + asked(output)
+        assert spy.widths[0] == read, "only what the cache lacks is fed"
         ids = torch.cat([output.sequences, torch.tensor([[11, 23]]).expand(len(lengths), -1)], dim=1)
         mask = torch.ones_like(ids)
         mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]

@@ -32,7 +32,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("scheme", ["lossless", "easd", "smc"])
+@pytest.mark.parametrize("scheme", ["lossless", "easd", "parse", "smc"])
 @pytest.mark.parametrize("case", REFUSED)
 def test_ui04_refused_by_name_before_any_forward(case: str, scheme: str) -> None:
     option = case.split()[0]

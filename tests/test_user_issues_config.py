@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from hf_semspec import SemSpecConfig, record_stats
 from tests.helpers import EXACT, VERSION, WEAK_DRAFTS, Forwards, Version, exact, plain
-from tests.models import draft_of, prompts, tiny
+from tests.models import draft_of, prompts, tiny, tokenizer
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
 
@@ -23,7 +23,7 @@ def pair() -> tuple[PreTrainedModel, PreTrainedModel]:
 
 def run(target: PreTrainedModel, draft: PreTrainedModel, **call: Any) -> tuple[torch.Tensor, Any]:
     with record_stats() as stats:
-        output = target.generate(**prompts((5,)), assistant_model=draft, **call)
+        output = target.generate(**prompts((5,)), assistant_model=draft, tokenizer=tokenizer(), **call)
     return output, stats[0] if stats else None
 
 

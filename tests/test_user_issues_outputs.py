@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, TextIteratorStreamer, TextStreamer
 
-from hf_semspec import SemSpecConfig
+from hf_semspec import LosslessConfig, SemSpecConfig
 from tests.helpers import (
     EXACT,
     TESTING,
@@ -16,6 +16,7 @@ from tests.helpers import (
     Forwards,
     Inputs,
     Recorder,
+    asked,
     assisted,
     check_identities,
     first_occurrence,
@@ -115,7 +116,7 @@ def scored(
     return plain(target, inputs, **fields) if draft is None else assisted(target, draft, inputs, kind, **fields)
 
 
-@pytest.mark.parametrize("kind", TESTING)
+@pytest.mark.parametrize("kind", [*TESTING, "parse"])
 @pytest.mark.parametrize("lengths", [(5,), (4, 9, 6)])
 @pytest.mark.parametrize("fields", [{}, {"repetition_penalty": 1.3, "suppress_tokens": [5, 6]}])
 def test_ui50_scores_and_logits_are_plain_decodings(
@@ -289,13 +290,32 @@ def test_ui52_forwards_and_tokens_of_a_perfect_draft(kind: str) -> None:
     assert all(shape[1] <= 6 for shape in of_target.logits + of_draft.logits), "no logits of the whole prompt"
 
 
+@pytest.mark.parametrize("threshold", [0.0, 2.0])
+def test_ui52_one_forward_judges_and_nothing_is_read_again(threshold: float) -> None:
+    """The draft writes once and drafts on from its own cache; the target reads prompt and answer once."""
+    target = tiny("llama", 2)
+    draft = draft_of(target, "same")
+    inputs = prompts((7,), seed=2)
+    revise = LosslessConfig(num_draft_tokens=5)
+    fields = {"revise_with": revise, "max_new_tokens": 60, "return_dict_in_generate": True}
+    with Forwards(target) as of_target, Forwards(draft) as of_draft:
+        output = assisted(target, draft, inputs, "parse", accept_threshold=threshold, **fields)
+    assert of_target.widths[0] == 7 + 60 + asked(output)
+    assert of_target.calls == (1 if threshold == 0 else 11)
+    assert all(width <= 6 for width in of_target.widths[1:])
+    writing = 7 + 59
+    assert of_draft.tokens == writing if threshold == 0 else writing < of_draft.tokens <= writing + 60 + 10
+    assert [width for width in of_draft.widths if width > 2] == [7], "the prompt is read once by the draft"
+    assert of_target.logits[0][1] == output.boundaries.shape[1], "one row of logits a verdict"
+
+
 def live_tensors() -> tuple[int, int]:
     gc.collect()
     tensors = [item for item in gc.get_objects() if type(item) in (torch.Tensor, torch.nn.Parameter)]
     return len(tensors), sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-@pytest.mark.parametrize("kind", ["easd", "chains", "smc"])
+@pytest.mark.parametrize("kind", ["easd", "chains", "smc", "parse"])
 def test_ui53_nothing_outlives_a_call(kind: str) -> None:
     target = tiny("llama", 2)
     draft = draft_of(target, "near")
