@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
@@ -88,7 +89,7 @@ def evaluate(
     chosen = _all_contenders(contenders, parsed_grids)
     if isinstance(task, str):
         task = task_by_name(task, path, extract=extract, template=template)
-    plan = _plan(task.first(limit), chosen, limit, batch_size, seeds, temperature, max_new_tokens)
+    plan = _plan(task, chosen, limit, batch_size, seeds, temperature, max_new_tokens)
     _check_draft(chosen, draft)
     dtype_by_name(dtype)
     definition = _define(plan, model, draft, dtype, chat)
@@ -167,7 +168,7 @@ def _plan(
     if temperature is not None and not 0 < temperature < math.inf:
         raise ValueError(f"temperature {temperature}: must be > 0; leave it out for greedy decoding")
     return Plan(
-        task=task,
+        task=task.first(limit),
         contenders=contenders,
         batch_size=batch_size,
         seeds=seeds,
@@ -209,9 +210,18 @@ def _check_installed() -> None:
 
 
 def _processes(device: str | None) -> Any:
+    """accelerate's view of the processes: one, unless a launcher started several."""
     from accelerate import PartialState
 
-    return PartialState(cpu=device is not None and device.startswith("cpu"), timeout=PATIENCE)
+    cpu = device_by_name(device).startswith("cpu")
+    state = PartialState(cpu=cpu, timeout=PATIENCE)
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if state.num_processes != started:
+        raise ValueError(
+            f"{started} processes were started, but accelerate sees {state.num_processes} on {state.device}: pass "
+            "--device cpu, or start as many processes as there are devices"
+        )
+    return state
 
 
 def _load(

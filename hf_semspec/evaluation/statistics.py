@@ -24,7 +24,8 @@ def wilson(successes: float, trials: int) -> Interval:
     share, spread = successes / trials, z * z / trials
     centre = (share + spread / 2) / (1 + spread)
     half = z * math.sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # At the ends the bound is the share itself, which rounding would miss.
+    return (centre - half if successes > 0 else 0.0), (centre + half if successes < trials else 1.0)
 
 
 def mcnemar(better: int, worse: int) -> float:
