@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,9 +60,11 @@ class Pair:
 
     @property
     def foreign(self) -> bool:
-        """Whether the draft has a vocabulary of its own."""
-        theirs = self.draft_tokenizer
-        return theirs is not None and theirs.get_vocab() != self.tokenizer.get_vocab()
+        """Whether an id means one token to the target and another to the draft."""
+        if self.draft_tokenizer is None:
+            return False
+        tokens = {index: token for token, index in self.tokenizer.get_vocab().items()}
+        return any(tokens.get(index, token) != token for token, index in self.draft_tokenizer.get_vocab().items())
 
 
 @dataclass
@@ -185,7 +188,7 @@ def _scheme(contender: Contender, pair: Pair, batch: Batch, common: dict[str, An
     if hasattr(output, "ess"):
         known = output.ess[~output.ess.isnan()]
         decoded.figures |= {"ess": float(known.sum()), "ess_count": known.numel()}
-    kept = {name: getattr(output, name).tolist() for name in _ROWS if hasattr(output, name)}
+    kept = {name: _json_safe(getattr(output, name).tolist()) for name in _ROWS if hasattr(output, name)}
     if "kept_tokens" in kept:
         decoded.figures["kept_tokens"] = sum(kept["kept_tokens"])
     if kept:
@@ -287,6 +290,15 @@ def counted(model: PreTrainedModel) -> Iterator[dict[str, float]]:
         yield figures
     finally:
         handle.remove()
+
+
+def _json_safe(values: Any) -> Any:
+    """Nested lists with `None` for nan and text for infinite numbers, neither of which JSON has."""
+    if isinstance(values, list):
+        return [_json_safe(value) for value in values]
+    if isinstance(values, float) and not math.isfinite(values):
+        return None if math.isnan(values) else str(values)
+    return values
 
 
 def _generate(model: Any, batch: Batch, options: dict[str, Any], **arguments: Any) -> torch.Tensor:

@@ -36,7 +36,7 @@ def evaluate(
     task: str | Task,
     contenders: str | Iterable[str | Contender] = (),
     *,
-    grids: str | Iterable[str] = (),
+    grids: str | Sequence[str] = (),
     path: str | Path | None = None,
     extract: str | None = None,
     template: str | None = None,
@@ -64,7 +64,7 @@ def evaluate(
             target. Not needed by `target` and `majority`.
         task (`str` or `Task`): `gsm8k` or `jsonl` with `path`, or a task of one's own.
         contenders (`str` or `Iterable[str | Contender]`): see [`parse_contenders`]. The target is always among them.
-        grids (`str` or `Iterable[str]`): see [`parse_grid`].
+        grids (`str` or `Sequence[str]`): see [`parse_grid`].
         path, extract, template: of the task; see [`tasks.jsonl`].
         limit (`int`, *optional*): take the first so many problems.
         batch_size (`int`): prompts decoded together.
@@ -85,7 +85,7 @@ def evaluate(
         ImportError: scipy, matplotlib or rich is missing.
     """
     _check_installed()
-    parsed_grids = [parse_grid(text) for text in ([grids] if isinstance(grids, str) else grids)]
+    parsed_grids = _grids(grids)
     chosen = _all_contenders(contenders, parsed_grids)
     if isinstance(task, str):
         task = task_by_name(task, path, extract=extract, template=template)
@@ -136,6 +136,15 @@ def sweep(model: Any, draft: Any, task: str | Task, grid: str, **arguments: Any)
     """
     report = evaluate(model, draft, task, grids=grid, **arguments)
     return report.grids[0].table(report.rows)
+
+
+def _grids(texts: str | Sequence[str]) -> list[Grid]:
+    grids = [parse_grid(text) for text in ([texts] if isinstance(texts, str) else texts)]
+    names = [grid.name for grid in grids]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two grids are called {name!r}: name one, as in other={name}:...")
+    return grids
 
 
 def _all_contenders(contenders: str | Iterable[str | Contender], grids: Sequence[Grid]) -> tuple[Contender, ...]:

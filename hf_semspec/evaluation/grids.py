@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .contenders import Contender, read_value, split
+from .contenders import TARGET, Contender, read_value, split
 
 MAX_AXES = 3
 
@@ -50,8 +50,9 @@ class Grid:
             rows (`Sequence[Mapping[str, Any]]`): the rows of [`summarize`].
 
         Returns:
-            `name`, `kind`, `fixed`, `axes`, and `cells`: in the order of [`contenders`], each with `values` and the
-            contender's `accuracy`, `interval`, `speed_ratio` and `difference`.
+            `name`, `kind`, `fixed`, `axes`, the `target`'s accuracy, and `cells`: in the order of [`contenders`], each
+            with `values` and the contender's `accuracy`, `interval`, `speed_ratio`, `target_forwards_per_token` and
+            `difference`.
         """
         found = {row["name"]: row for row in rows}
         cells = []
@@ -64,6 +65,7 @@ class Grid:
             "kind": self.kind,
             "fixed": {name: str(value) for name, value in self.fixed.items()},
             "axes": {name: list(values) for name, values in self.axes.items()},
+            "target": found.get(TARGET, {}).get("accuracy"),
             "cells": cells,
         }
 

@@ -199,19 +199,20 @@ def plot_heat_maps(table: Mapping[str, Any], path: str | Path, title: str = "") 
     facets = list(itertools.product(*(values[i] for i in outer[:-1])))
     height = len(values[y]) if y is not None else 1
     with matplotlib.rc_context(_STYLE):
-        size = (max(6.4, 2.2 + 1.5 * len(values[x])), 1.3 + len(facets) * (0.7 + 0.5 * height))
+        size = (max(6.4, 2.2 + 1.5 * len(values[x])), 1.5 + len(facets) * (0.7 + 0.5 * height))
         figure = Figure(figsize=size, layout="constrained")
         figure.suptitle(_heat_title(table, title), fontsize=9, color="0.3", x=0.01, ha="left")
         panels = figure.subplots(len(facets), 2, squeeze=False)
         for column, (entry, label, scale, form, colors, least) in enumerate(_PANELS):
             cells = [math.nan if cell[entry] is None else scale * cell[entry] for cell in table["cells"]]
+            below = [_interval(cell) if entry == "accuracy" else "" for cell in table["cells"]]
             limits = _limits(cells, least)
             for row, facet in enumerate(facets):
                 axes = panels[row][column]
                 count = height * len(values[x])
-                part = cells[row * count : (row + 1) * count]
-                grid = [part[i : i + len(values[x])] for i in range(0, count, len(values[x]))]
-                _heat_map(axes, grid, limits, form, colors)
+                starts = range(row * count, (row + 1) * count, len(values[x]))
+                grid, notes = ([part[i : i + len(values[x])] for i in starts] for part in (cells, below))
+                _heat_map(axes, grid, notes, limits, form, colors)
                 axes.set_xticks(range(len(values[x])), values[x])
                 axes.set_xlabel(names[x])
                 axes.set_yticks(range(height), values[y] if y is not None else [""])
@@ -228,7 +229,11 @@ _PANELS = (
 )
 
 
-def _heat_map(axes: Any, grid: list[list[float]], limits: tuple[float, float], form: str, colors: str) -> None:
+def _interval(cell: Mapping[str, Any]) -> str:
+    return "{:.1f} to {:.1f}".format(*(100 * end for end in cell["interval"])) if cell.get("interval") else ""
+
+
+def _heat_map(axes: Any, grid: Any, notes: Any, limits: tuple[float, float], form: str, colors: str) -> None:
     low, high = limits
     axes.imshow(grid, vmin=low, vmax=high, cmap=colors, aspect="auto")
     axes.tick_params(length=0)
@@ -242,7 +247,11 @@ def _heat_map(axes: Any, grid: list[list[float]], limits: tuple[float, float], f
         for j, value in enumerate(row):
             dark = value - low > 0.6 * (high - low)
             text = "–" if math.isnan(value) else form.format(value)
-            axes.text(j, i, text, ha="center", va="center", color="white" if dark else "black", fontsize=9)
+            look = {"ha": "center", "color": "white" if dark else "black"}
+            note = notes[i][j]
+            axes.text(j, i, text, va="bottom" if note else "center", fontsize=9, **look)
+            if note:
+                axes.text(j, i + 0.08, note, va="top", fontsize=6.5, **look)
 
 
 def _limits(cells: Sequence[float], least: float) -> tuple[float, float]:
@@ -255,4 +264,5 @@ def _limits(cells: Sequence[float], least: float) -> tuple[float, float]:
 
 def _heat_title(table: Mapping[str, Any], title: str) -> str:
     fixed = ", ".join(f"{name}={value}" for name, value in table["fixed"].items())
-    return f"{table['name']}{' with ' + fixed if fixed else ''} · {title}"
+    target = "" if table.get("target") is None else f" · target {100 * table['target']:.1f}%"
+    return f"{table['name']}{' with ' + fixed if fixed else ''}{target}\n{title}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,7 +159,7 @@ class Report:
             files.append(folder / f"{PLOT}.{suffix}")
             self.plot(files[-1])
             for grid in self.grids:
-                files.append(folder / f"grid_{grid.name}.{suffix}")
+                files.append(folder / f"grid_{re.sub(r'[^0-9A-Za-z_.-]+', '_', grid.name)}.{suffix}")
                 self.plot_grid(grid, files[-1])
         return files
 

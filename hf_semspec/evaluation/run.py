@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +19,7 @@ from .journal import Journal, Record, Unit, unit_of
 from .tasks import Task
 
 WARM_UP_TOKENS = 8
+MINUTE = 60.0
 Advance = Callable[[str, int], None]
 
 
@@ -150,7 +152,7 @@ def _progress(shown: bool, total: int, done: int) -> AbstractContextManager[Adva
 
 
 class _Bar:
-    """A bar on standard error, with what is being done and the time left."""
+    """A bar on standard error, with what is being done and the time left; in a log a line a minute."""
 
     def __init__(self, total: int, done: int) -> None:
         from rich.console import Console
@@ -164,8 +166,10 @@ class _Bar:
             Remaining(),
             TextColumn("{task.description}"),
         )
-        self.progress = Progress(*columns, console=Console(stderr=True))
+        self.console = Console(stderr=True)
+        self.progress = Progress(*columns, console=self.console)
         self.task = self.progress.add_task("", total=total, completed=done)
+        self.said = time.monotonic()
 
     def __enter__(self) -> Advance:
         self.progress.start()
@@ -176,6 +180,11 @@ class _Bar:
 
     def advance(self, text: str, steps: int) -> None:
         self.progress.update(self.task, description=_escape(text), advance=steps)
+        if not self.console.is_terminal and time.monotonic() - self.said > MINUTE:
+            # A log shows no bar before the end.
+            shown = self.progress.tasks[0]
+            print(f"{shown.completed:.0f} of {shown.total:.0f}: {text}", file=sys.stderr, flush=True)
+            self.said = time.monotonic()
 
 
 def _escape(text: str) -> str:
