@@ -146,7 +146,7 @@ class TestSummary:
         for name in plain:
             own = figures if name == "smc" else {k: v for k, v in figures.items() if "ess" not in k}
             records.append(record(name, 0, [True, True], [5, 5], 1.0, **own))
-        records.append(record("parse", 0, [True, True], [5, 5], 1.0, full_accepts=1, kept_tokens=7))
+        records.append(record("parse", 0, [True, True], [5, 5], 1.0, answers=2, full_accepts=1, kept=7, written=10))
         rows = {row["name"]: row for row in summarize(records, parse_contenders(kinds), None, [0])}
         assert rows["easd"]["trigger_rate"] == pytest.approx(2 / 8)
         assert rows["easd"]["acceptance_rate"] == pytest.approx(0.6)

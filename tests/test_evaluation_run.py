@@ -22,7 +22,7 @@ from .models import draft_of, tiny, tokenizer
 EVERY = (
     "target,draft,lossless,n4=lossless:num_chains=4,easd:penalty=1,trigger=random,trigger_rate=0.3,"
     "smc:num_particles=4,best=smc:select=best,vote=smc:vote=majority,weighted=smc:vote=weighted,"
-    "assisted,majority:n=3,best_of:n=3"
+    "parse:segment_tokens=4,revise_with={easd:penalty=1},assisted,majority:n=3,best_of:n=3"
 )
 ENSEMBLE = "assisted:assistant_ensemble_weight=0.7"
 
@@ -62,7 +62,7 @@ class TestDecoding:
     def test_every_contender_runs(self, pair, task, batch_size, temperature):
         task = task.first(4)
         report = call(pair, task, EVERY, batch_size=batch_size, temperature=temperature)
-        assert len(report.rows) == 12
+        assert len(report.rows) == 13
         for row in report.rows:
             assert row["samples"] == 4, row["name"]
             assert row["new_tokens"] <= 4 * 12

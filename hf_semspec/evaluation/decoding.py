@@ -16,6 +16,7 @@ from ..bench.contenders import stock_schedule
 from ..bench.timing import synchronize
 from ..comparison import encode
 from ..configuration import SemSpecConfig
+from ..drafts import first_clash
 from .contenders import ASSISTED, BEST_OF, DRAFT, MAJORITY, TARGET, Contender
 
 # What is kept of a scheme's statistics; all of them add up over calls.
@@ -31,7 +32,10 @@ _COUNTS = (
     "resamplings",
     "collapses",
     "dead_particles",
+    "answers",
     "full_accepts",
+    "written",
+    "kept",
     "target_seconds",
     "draft_seconds",
     "other_seconds",
@@ -61,10 +65,7 @@ class Pair:
     @property
     def foreign(self) -> bool:
         """Whether an id means one token to the target and another to the draft."""
-        if self.draft_tokenizer is None:
-            return False
-        tokens = {index: token for token, index in self.tokenizer.get_vocab().items()}
-        return any(tokens.get(index, token) != token for token, index in self.draft_tokenizer.get_vocab().items())
+        return first_clash(self.tokenizer, self.draft_tokenizer) is not None
 
 
 @dataclass
@@ -183,14 +184,11 @@ def _scheme(contender: Contender, pair: Pair, batch: Batch, common: dict[str, An
         decoded.chosen = None
         if contender.own("vote") == "weighted":
             decoded.votes = output.log_weights.softmax(-1).tolist()
-    values = {name: getattr(output.stats, name, None) for name in _COUNTS}
-    decoded.figures = {name: value for name, value in values.items() if value is not None}
+    decoded.figures = {name: getattr(output.stats, name) for name in _COUNTS}
     if hasattr(output, "ess"):
         known = output.ess[~output.ess.isnan()]
         decoded.figures |= {"ess": float(known.sum()), "ess_count": known.numel()}
     kept = {name: _json_safe(getattr(output, name).tolist()) for name in _ROWS if hasattr(output, name)}
-    if "kept_tokens" in kept:
-        decoded.figures["kept_tokens"] = sum(kept["kept_tokens"])
     if kept:
         decoded.rows = [{name: kept[name][i] for name in kept} for i in range(len(batch.ids))]
     return decoded

@@ -145,7 +145,6 @@ def _figures(contender: Contender, records: Sequence[Record]) -> dict[str, float
         # Assisted generation decodes the rows of a batch one after the other: its calls are a row's.
         totals["calls"] += record["figures"].get("target_forwards", 0) * (1 if contender.kind == ASSISTED else size)
         totals["new_tokens"] += tokens
-        totals["answers"] += size
     kind, known = contender.kind, totals.keys()
     return {
         "target_forwards_per_token": _ratio(totals["calls"], totals["new_tokens"]),
@@ -157,8 +156,8 @@ def _figures(contender: Contender, records: Sequence[Record]) -> dict[str, float
         "ess": _ratio(totals["ess"], totals["ess_count"]) if "ess_count" in known else None,
         "resamplings": totals["resamplings"] if kind == "smc" else None,
         "collapses": totals["collapses"] if kind == "smc" else None,
-        "full_accept_rate": _ratio(totals["full_accepts"], totals["answers"]) if "full_accepts" in known else None,
-        "kept_fraction": _ratio(totals["kept_tokens"], totals["new_tokens"]) if "kept_tokens" in known else None,
+        "full_accept_rate": _ratio(totals["full_accepts"], totals["answers"]),
+        "kept_fraction": _ratio(totals["kept"], totals["written"]),
         **{f"{name}_share": _share(totals, name) for name in ("target", "draft", "other") if kind != TARGET},
     }
 
