@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_semspec import cli
-from hf_semspec.evaluation import Contender, Example, Report, Task, decoding, evaluate, run
+from hf_semspec.evaluation import Contender, Example, Report, Task, decoding, evaluate, run, sweep
 from hf_semspec.evaluation import evaluate as evaluate_module
 from hf_semspec.evaluation.contenders import parse_contenders
 from hf_semspec.evaluation.decoding import Pair, decode, log_likelihoods, prepare, vote
@@ -250,6 +250,16 @@ class TestOrder:
         assert sampled("lossless,smc") == alone
         assert sampled("target", seeds=[1, 0]).items() >= alone.items()
         assert sampled("target", seeds=[1]).values() != alone.values()
+
+
+def test_a_sweep_gives_the_cells_of_its_grid(pair, task):
+    arguments = {"tokenizer": pair.tokenizer, "max_new_tokens": 8, "limit": 2}
+    table = sweep(pair.model, pair.draft, task, "easd:penalty=0|1,num_draft_tokens=2|3", **arguments)
+    assert [cell["values"] for cell in table["cells"]] == [["0", "2"], ["0", "3"], ["1", "2"], ["1", "3"]]
+    assert all(cell["speed_ratio"] > 0 and cell["difference"]["pairs"] == 2 for cell in table["cells"])
+    assert table["target"] is not None
+    with pytest.raises(ValueError, match="two grids are called 'easd'"):
+        call(pair, task, "target", grids=["easd:penalty=0|1", "easd:top_n=5|10"])
 
 
 class TestResuming:
