@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 OLDEST := 4.57.6
 MIDDLE := 5.17.0
 ARGS   ?=
-EXTRAS := dev,demo,bench,quant
+EXTRAS := dev,demo,bench,eval,quant
 
 # One thread a process: two test workers on two cores, and float sums that do not depend on the machine.
 RUN_TESTS = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1

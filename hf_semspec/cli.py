@@ -1,9 +1,10 @@
-"""The command line: `hf-semspec demo`, `generate` and `bench`."""
+"""The command line: `hf-semspec demo`, `generate`, `bench` and `eval`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -16,13 +17,7 @@ from transformers.utils import logging
 from .comparison import PLAIN, Run, comparison_table, decode, encode, plain_config, verdicts_table
 from .configuration import SCHEME_CONFIGS, EASDConfig, SchemeConfig, SemSpecConfig, SMCConfig
 from .drafts import load_draft
-
-# Drafts made from the target itself.
-OWN_DRAFTS: dict[str, dict[str, Any]] = {
-    "bf16": {"dtype": torch.bfloat16},
-    "nf4": {"quantization": "nf4"},
-    "int8": {"quantization": "int8"},
-}
+from .loading import DRAFT_HELP, OWN_DRAFTS, device_by_name, dtype_by_name, load_named_draft
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     run: Callable[[argparse.Namespace, str], int] = arguments.run
     try:
-        return run(arguments, " ".join(["hf-semspec", *argv]))
+        return run(arguments, shlex.join(["hf-semspec", *argv]))
     except (ImportError, OSError, TypeError, ValueError) as error:
         print(f"hf-semspec: {error}", file=sys.stderr)
         return 2
@@ -58,11 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
     generate = commands.add_parser("generate", help="decode a prompt with a scheme, then plainly, and compare")
     generate.add_argument("--model", required=True, help="the target: a Hub id or a folder")
-    generate.add_argument(
-        "--draft",
-        required=True,
-        help=f"the draft: a Hub id, a folder, or {', '.join(OWN_DRAFTS)} for a copy of the target",
-    )
+    generate.add_argument("--draft", required=True, help=DRAFT_HELP)
     generate.add_argument("--scheme", default="lossless", choices=tuple(SCHEME_CONFIGS))
     generate.add_argument("--prompt", required=True, help='the prompt; "-" reads it from standard input')
     generate.add_argument("--raw", action="store_true", help="pass the prompt as it is, without the chat template")
@@ -88,6 +79,12 @@ def _parser() -> argparse.ArgumentParser:
 
     command.add_arguments(bench)
     bench.set_defaults(run=command.execute)
+
+    evaluate = commands.add_parser("eval", help="quality beside speed: every scheme and its rivals on a task of yours")
+    from .evaluation import command as evaluation_command
+
+    evaluation_command.add_arguments(evaluate)
+    evaluate.set_defaults(run=evaluation_command.execute)
     return parser
 
 
@@ -168,17 +165,14 @@ def _generate(arguments: argparse.Namespace, command: str) -> int:
         if name in settings:
             raise ValueError(f"--set {name}: the command decodes one text and reads its statistics itself")
     config = SemSpecConfig(arguments.scheme, **settings, return_dict_in_generate=True)
-    device = _device(arguments.device)
-    dtype = _dtype(arguments.dtype)
+    device = device_by_name(arguments.device)
+    dtype = dtype_by_name(arguments.dtype)
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     with console.status(f"loading {arguments.model}"):
         model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype, device_map={"": device}).eval()
         tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     with console.status(f"loading the draft {arguments.draft}"):
-        if arguments.draft in OWN_DRAFTS:
-            draft = load_draft(model, **OWN_DRAFTS[arguments.draft])
-        else:
-            draft = load_draft(arguments.draft, device=device)
+        draft = load_named_draft(arguments.draft, model, device=device)
     ids = encode(tokenizer, prompt, chat=not arguments.raw)
 
     run, plain = Run(arguments.scheme), Run(PLAIN)
@@ -230,23 +224,6 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, float(value) if value in ("inf", "-inf") else value
-
-
-def _device(name: str | None) -> str:
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (AssertionError, RuntimeError) as error:
-        raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from None
-    return name
-
-
-def _dtype(name: str) -> torch.dtype | str:
-    dtype = getattr(torch, name, None)
-    if name != "auto" and not isinstance(dtype, torch.dtype):
-        raise ValueError(f"--dtype {name}: must be auto or a dtype of torch, such as bfloat16.")
-    return dtype if isinstance(dtype, torch.dtype) else name
 
 
 if __name__ == "__main__":

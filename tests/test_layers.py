@@ -7,11 +7,12 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "hf_semspec"
 
 # Top to bottom. A module imports only from lines below its own; the modules of one line do not import each other,
-# except inside a package (schemes, bench), which is one entry. "" is hf_semspec/__init__.py.
+# except inside a package (schemes, bench, evaluation), which is one entry. "" is hf_semspec/__init__.py.
 LAYERS = [
     ["cli"],
+    ["evaluation"],
     ["demo", "bench"],
-    ["comparison"],
+    ["comparison", "loading"],
     [""],
     ["parse_calibration"],
     ["integration", "calibration"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,20 +44,28 @@ def stock_assisted(
     """
 
     def run() -> torch.Tensor:
-        # Stock reads these from the draft, not from the call, and leaves its adapted length behind there.
-        settings = draft.generation_config
-        before = {name: getattr(settings, name) for name in _STOCK_FIELDS}
-        if num_draft_tokens is not None:
-            settings.num_assistant_tokens = num_draft_tokens
-            settings.num_assistant_tokens_schedule = "constant"
-            settings.assistant_confidence_threshold = 0.0
-        try:
+        with stock_schedule(draft, num_draft_tokens):
             return torch.cat([_generate(model, row[None], new_tokens, assistant_model=draft, **mode) for row in ids])
-        finally:
-            for name, value in before.items():
-                setattr(settings, name, value)
 
     return Contender("HF assisted" if num_draft_tokens is None else f"HF assisted γ={num_draft_tokens}", run)
+
+
+@contextmanager
+def stock_schedule(draft: PreTrainedModel, num_draft_tokens: int | None) -> Iterator[None]:
+    """Inside the block transformers' assisted generation drafts `num_draft_tokens` tokens every round, whatever their
+    confidence (`None`: by its own heuristic); the draft's settings are put back in any case."""
+    # Stock reads these from the draft, not from the call, and leaves its adapted length behind there.
+    settings = draft.generation_config
+    before = {name: getattr(settings, name) for name in _STOCK_FIELDS}
+    if num_draft_tokens is not None:
+        settings.num_assistant_tokens = num_draft_tokens
+        settings.num_assistant_tokens_schedule = "constant"
+        settings.assistant_confidence_threshold = 0.0
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(settings, name, value)
 
 
 def scheme(

@@ -1,0 +1,61 @@
+"""What the command line loads: dtype and device by name, drafts by name or made from the target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from .drafts import load_draft
+
+# Drafts made from the target itself.
+OWN_DRAFTS: dict[str, dict[str, Any]] = {
+    "bf16": {"dtype": torch.bfloat16},
+    "nf4": {"quantization": "nf4"},
+    "int8": {"quantization": "int8"},
+}
+DRAFT_HELP = f"the draft: a Hub id, a folder, or {', '.join(OWN_DRAFTS)} for a copy of the target"
+
+
+def load_named_draft(
+    name: str, model: PreTrainedModel, *, device: str | None = None, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """The draft that `name` stands for: a key of `OWN_DRAFTS`, else a Hub id or folder.
+
+    Args:
+        name (`str`): what the user wrote.
+        model (`PreTrainedModel`): the target, which own drafts are copies of.
+        device (`str`, *optional*): where a draft loaded by name lives; a copy lives where the target does.
+        dtype (`torch.dtype`, *optional*): of a draft loaded by name; as stored by default.
+    """
+    if name in OWN_DRAFTS:
+        return load_draft(model, **OWN_DRAFTS[name])
+    return load_draft(name, device=device, dtype=dtype)
+
+
+def device_by_name(name: str | None) -> str:
+    """`name` once torch has been seen to know it; without one, cuda where there is one, else cpu.
+
+    Raises:
+        ValueError: torch does not know the device, or this machine lacks it.
+    """
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from None
+    return name
+
+
+def dtype_by_name(name: str) -> torch.dtype | str:
+    """The dtype of torch called `name`, or `"auto"`.
+
+    Raises:
+        ValueError: torch has no such dtype.
+    """
+    dtype = getattr(torch, name, None)
+    if name != "auto" and not isinstance(dtype, torch.dtype):
+        raise ValueError(f"--dtype {name}: must be auto or a dtype of torch, such as bfloat16.")
+    return dtype if isinstance(dtype, torch.dtype) else name
