@@ -75,11 +75,11 @@ class Packer:
             labels=torch.full(shape, IGNORE),
             whole=torch.zeros(shape, dtype=torch.bool),
         )
-        for index, (ids, positions, targets, copies) in enumerate(packed):
-            used, base = len(ids), len(targets)
+        for index, (ids, positions, base, targets, copies) in enumerate(packed):
+            used = len(ids)
             batch.input_ids[index, :used] = torch.tensor(ids)
             batch.position_ids[index, :used] = torch.tensor(positions)
-            batch.targets[index, :base] = torch.tensor(targets)
+            batch.targets[index, : len(targets)] = torch.tensor(targets)
             seen = batch.mask[index, 0]
             seen.fill_diagonal_(0)  # a padding row that sees nothing would be NaN
             seen[:base, :base].masked_fill_(torch.ones(base, base).tril().bool(), 0)
@@ -91,18 +91,18 @@ class Packer:
                 batch.whole[index, end - 1] = whole
         return batch
 
-    def pack_row(self, row: Row) -> tuple[list[int], list[int], list[int], list[tuple[int, int, bool, bool]]]:
-        """Token ids, positions, next-character targets, and a (start, prefix length, right, whole) for each copy."""
+    def pack_row(self, row: Row) -> tuple[list[int], list[int], int, list[int], list[tuple[int, int, bool, bool]]]:
+        """Token ids, positions, length without copies, next-character targets, and a (start, prefix length, right, whole) for each copy."""
         prompt, text = self.encode(prompt_text(self.tokenizer, row.problem.question)), self.encode(row.text)
         end = [self.tokenizer.eos_token_id] if row.finished else []
         ids = prompt + text + end
         learned = [*(token if ok else IGNORE for token, ok in zip(text, row.expected, strict=True)), *end]
         targets = [IGNORE] * (len(prompt) - 1) + learned
-        positions, copies = list(range(len(ids))), []
+        base, positions, copies = len(ids), list(range(len(ids))), []
         for cut in boundaries(row.text) if row.judged else ():
             prefix = len(prompt) + cut
             right = prefix_is_right(row.problem, row.text[:cut])
             copies.append((len(ids), prefix, right, cut == len(row.text)))
             ids = ids + self.suffix
             positions += range(prefix, prefix + len(self.suffix))
-        return ids, positions, targets, copies
+        return ids, positions, base, targets, copies

@@ -44,6 +44,7 @@ class Settings:
     decay: int = 2000  # the last steps, over which the rate falls to a twentieth
     curriculum: int = 800  # steps until the chains have their full lengths
     mix_from: int = 2000  # the step from which half of a batch is the draft's own writing
+    pool: int = 512  # solutions of the draft written at once, and drawn from for fifty steps
     label_weight: float = 1.0  # of the mean over verdicts, beside the mean over characters: each weighs as about 10 of them
     evaluate_every: int = 200
     validation: int = 256
@@ -85,7 +86,7 @@ class Rows:
         tokenizer: The lab's tokenizer.
     """
 
-    REFRESH, POOL = 50, 512
+    REFRESH = 50
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer):
         self.settings, self.tokenizer = settings, tokenizer
@@ -118,7 +119,7 @@ class Rows:
         if index != self.pool_index:
             self.pool_index, self.pool = index, {}
             source = random.Random(f"{self.settings.seed}-pool-{index}")
-            problems = [sample_problem(source) for _ in range(self.POOL)]
+            problems = [sample_problem(source) for _ in range(self.settings.pool)]
             for row in drafted_rows(self.draft, self.tokenizer, problems, source.uniform(0.7, 1.0), source.random()):
                 self.pool.setdefault(len(row.problem.steps), []).append(row)
         rows = self.pool.get(count, [])
