@@ -107,7 +107,9 @@ class TestTask:
         assert not check(text, "85")
 
     def test_is_a_function_of_the_seed(self):
-        draws = [[sample_problem(random.Random(7)), corrupt(random.Random(7), Problem(5, (("+", 6),)))] for _ in range(2)]
+        draws = [
+            [sample_problem(random.Random(7)), corrupt(random.Random(7), Problem(5, (("+", 6),)))] for _ in range(2)
+        ]
         assert draws[0] == draws[1]
 
     @given(seeds, st.sampled_from(("train", "heldout", "calibration", "validation")))
@@ -154,7 +156,12 @@ class TestPacking:
         rows = [row_of(problem, *corrupt(rng, problem)) for problem in problems]
         right = sample_problem(rng, 2, 2)
         # What a draft may write: an end in the middle of a line, and nothing at all.
-        return [*rows, row_of(right, solution(right)), Row(right, solution(right)[:13], [True] * 13, False), row_of(right, "")]
+        return [
+            *rows,
+            row_of(right, solution(right)),
+            Row(right, solution(right)[:13], [True] * 13, False),
+            row_of(right, ""),
+        ]
 
     def test_equals_separate_sequences(self):
         packer, rows = Packer(tokenizer()), self.rows()
@@ -180,14 +187,24 @@ class TestPacking:
             wanted = [prefix_is_right(row.problem, row.text[:cut]) for cut in boundaries(row.text)]
             assert labels == [packer.yes if right else packer.no for right in wanted]
             assert batch.whole[index].sum() == 1
-            learned = [char for char, ok in zip(row.text, row.expected, strict=True) if ok] + ["<|end|>"] * row.finished
+            learned = [char for char, ok in zip(row.text, row.expected, strict=True) if ok] + [
+                "<|end|>"
+            ] * row.finished
             targets = batch.targets[index][batch.targets[index] != IGNORE].tolist()
             assert tokenizer().decode(targets) == "".join(learned)
 
 
 class TestTraining:
     def settings(self, out, **changes):
-        fast = {"steps": 3, "tokens": 300, "evaluate_every": 1, "validation": 4, "curriculum": 0, "threads": 1, "pool": 8}
+        fast = {
+            "steps": 3,
+            "tokens": 300,
+            "evaluate_every": 1,
+            "validation": 4,
+            "curriculum": 0,
+            "threads": 1,
+            "pool": 8,
+        }
         return Settings("target", str(out), **{**fast, "shape": MINUTE, **changes})
 
     def test_a_resumed_run_is_the_run_bit_for_bit(self, tmp_path):

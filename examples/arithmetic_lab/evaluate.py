@@ -14,8 +14,8 @@ from .tokenizer import prompt_text
 def right_answers(model: Any, packer: Packer, problems: list[Problem], rows: int = 64) -> dict[str, float]:
     """Share of problems, and of characters, that greedy decoding gets right.
 
-    Greedy decoding writes the right solution exactly if, after every right prefix, the likeliest character is the right
-    one: one forward shows it. (A wrong solution that ends with the right answer counts as wrong here.)
+    Greedy decoding writes the right solution exactly if, after every right prefix, the likeliest character is the
+    right one: one forward shows it. (A wrong solution that ends with the right answer counts as wrong here.)
 
     Args:
         model: The writer.
@@ -24,7 +24,7 @@ def right_answers(model: Any, packer: Packer, problems: list[Problem], rows: int
         rows: Problems a forward.
 
     Returns:
-        `accuracy` over problems, `step_accuracy` over lines, estimated from it at seven steps.
+        `accuracy` over problems, `step_accuracy` over lines.
     """
     right = 0
     lines, right_lines = 0, 0
@@ -35,7 +35,9 @@ def right_answers(model: Any, packer: Packer, problems: list[Problem], rows: int
             for problem, text in zip(problems[start : start + rows], texts, strict=True)
         ]
         batch = packer(chunk)
-        logits = model(batch.input_ids, attention_mask=batch.mask, position_ids=batch.position_ids, use_cache=False).logits
+        logits = model(
+            batch.input_ids, attention_mask=batch.mask, position_ids=batch.position_ids, use_cache=False
+        ).logits
         wrong = (logits.argmax(-1) != batch.targets) & (batch.targets != IGNORE)
         right += int((~wrong.any(1)).sum())
         newline = packer.encode("\n")[0]
@@ -52,11 +54,13 @@ def right_answers(model: Any, packer: Packer, problems: list[Problem], rows: int
 
 @torch.no_grad()
 def judge_scores(model: Any, packer: Packer, rows: list[Row], batch_rows: int = 64) -> list[tuple[float, bool, bool]]:
-    """The confidence of each verdict, P(Y) / (P(Y) + P(N)), whether Y is right, and whether it judges a whole answer."""
+    """The confidence of each verdict, P(Y) / (P(Y) + P(N)), whether Y is right, whether it is on a whole answer."""
     scores = []
     for start in range(0, len(rows), batch_rows):
         batch = packer(rows[start : start + batch_rows])
-        logits = model(batch.input_ids, attention_mask=batch.mask, position_ids=batch.position_ids, use_cache=False).logits
+        logits = model(
+            batch.input_ids, attention_mask=batch.mask, position_ids=batch.position_ids, use_cache=False
+        ).logits
         where = batch.labels != IGNORE
         confidence = torch.sigmoid(logits[where][:, packer.yes] - logits[where][:, packer.no])
         right = batch.labels[where] == packer.yes
@@ -74,7 +78,7 @@ def judge_rates(model: Any, packer: Packer, rows: list[Row]) -> dict[str, dict[s
 
     Returns:
         For `whole` and `unfinished`: `accuracy`, `balanced` (mean of the accuracies on right and on wrong ones),
-        `false_accept` (share of the wrong that pass), `false_reject` (share of the right that do not), `count`, `right`.
+        `false_accept` (share of the wrong that pass), `false_reject` (of the right that do not), `count`, `right`.
     """
     scores = judge_scores(model, packer, rows)
     rates = {}

@@ -92,7 +92,7 @@ class Packer:
         return batch
 
     def pack_row(self, row: Row) -> tuple[list[int], list[int], int, list[int], list[tuple[int, int, bool, bool]]]:
-        """Token ids, positions, length without copies, next-character targets, and a (start, prefix length, right, whole) for each copy."""
+        """Ids, positions, length without copies, targets, and (start, prefix length, right, whole) of each copy."""
         prompt, text = self.encode(prompt_text(self.tokenizer, row.problem.question)), self.encode(row.text)
         end = [self.tokenizer.eos_token_id] if row.finished else []
         ids = prompt + text + end

@@ -26,7 +26,9 @@ def plot_metrics(metrics: dict[str, Any], path: Path) -> None:
         left.semilogy(steps, [entry["judging_loss"] for entry in history], label="verdicts")
     left.set(xlabel="step", ylabel="training loss (nats)", title=f"{metrics['settings']['role']}: losses")
     right.plot(steps, [entry["accuracy"] for entry in history], label="final answers", color="black")
-    right.plot(steps, [entry["step_accuracy"] for entry in history], label="written steps", color="black", linestyle=":")
+    right.plot(
+        steps, [entry["step_accuracy"] for entry in history], label="written steps", color="black", linestyle=":"
+    )
     for source, style in (("synthetic", "--"), ("draft", "-")):
         for kind, color in (("whole", "tab:blue"), ("unfinished", "tab:orange")):
             points = [

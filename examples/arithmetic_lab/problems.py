@@ -1,4 +1,4 @@
-"""Writes the lab's problem files, `heldout.jsonl` and `calibration.jsonl`: `python -m examples.arithmetic_lab.problems`."""
+"""Writes `heldout.jsonl` and `calibration.jsonl`: `python -m examples.arithmetic_lab.problems`."""
 
 import json
 import random
@@ -11,7 +11,7 @@ SIZES = {"heldout": 2400, "calibration": 500}
 
 
 def write_problems(name: str, path: Path) -> None:
-    """Writes the problems of one split, each once, as the prompt, the right answer, the number of steps and the solution.
+    """Writes the problems of one split, each once: prompt, right answer, number of steps, solution.
 
     Args:
         name: The split, a key of `SIZES`.
@@ -23,7 +23,12 @@ def write_problems(name: str, path: Path) -> None:
         drawn.setdefault(problem.question, problem)
     with path.open("w") as file:
         for question, problem in drawn.items():
-            item = {"prompt": question, "answer": problem.answer, "steps": len(problem.steps), "solution": solution(problem)}
+            item = {
+                "prompt": question,
+                "answer": problem.answer,
+                "steps": len(problem.steps),
+                "solution": solution(problem),
+            }
             file.write(json.dumps(item) + "\n")
 
 

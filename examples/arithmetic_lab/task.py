@@ -1,7 +1,7 @@
 """The lab's task: chains of two-digit operations mod 100, one written step a line, made and checked by code.
 
-A question is read strictly from left to right: `47+38-15*03=` is answered by the lines `47+38=85`, `85-15=70`, `70*03=10`
-and `#10`. Every step has the same shape, so a slip is a wrong character and seldom a shifted one.
+A question is read strictly from left to right: `47+38-15*03=` is answered by the lines `47+38=85`, `85-15=70`,
+`70*03=10` and `#10`. Every step has the same shape, so a slip is a wrong character and seldom a shifted one.
 """
 
 import hashlib
@@ -90,7 +90,7 @@ def corrupted_solution(problem: Problem, faults: dict[tuple[int, int], str]) -> 
         faults: (line, column) -> the character written there. Line k is step k; the last line is the answer's.
 
     Returns:
-        The text, and for each of its characters whether it is what a faultless writer would put after the text before it.
+        The text, and for each of its characters whether a faultless writer would put it after the text before it.
     """
     text, expected = "", []
     written = f"{problem.start:02d}"
@@ -110,7 +110,7 @@ def corrupted_solution(problem: Problem, faults: dict[tuple[int, int], str]) -> 
 
 
 def corrupt(rng: random.Random, problem: Problem) -> tuple[str, list[bool]]:
-    """A solution with one wrong character at a random step, sometimes two; the later steps follow from what is written.
+    """A solution with one wrong character at a random step, sometimes two; later steps follow from what is written.
 
     Args:
         rng: The source of every choice.
@@ -124,7 +124,7 @@ def corrupt(rng: random.Random, problem: Problem) -> tuple[str, list[bool]]:
     for _ in range(2 if rng.random() < 0.15 else 1):
         line = rng.randrange(len(problem.steps)) if rng.random() < 0.92 else len(problem.steps)
         last = line == len(problem.steps)
-        # Columns: 0-1 the value carried over, 2 the operator, 3-4 the operand copied, 6-7 the result; the answer is in 1-2.
+        # Columns: 0-1 the value carried over, 2 the operator, 3-4 the operand, 6-7 the result; the answer is in 1-2.
         column = rng.choice((1, 2)) if last else rng.choice((0, 1, 2, 3, 4, 3, 4, 6, 6, 6, 7, 7, 7))
         if not last and problem.steps[line][0] == "*" and column == 3:
             column = 4  # a product by two digits is nothing a writer of this task comes to
@@ -141,13 +141,13 @@ def corrupt(rng: random.Random, problem: Problem) -> tuple[str, list[bool]]:
 
 
 def step_is_right(line: str) -> bool:
-    """Whether a line is a step, `47+38=85`, and its result is right; that it follows from the question is not looked at."""
+    """Whether a line is a step, `47+38=85`, with the right result; whether it was asked for is not looked at."""
     match = LINE.fullmatch(line)
     return match is not None and apply(int(match[1]), match[2], int(match[3])) == int(match[4])
 
 
 def prefix_is_right(problem: Problem, text: str) -> bool:
-    """Whether every step of an unfinished or whole solution is right and follows from the question: the judge's label."""
+    """Whether all that is written of a solution is right and follows from the question: the judge's label."""
     return solution(problem).startswith(text)
 
 

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 PAD, END, ANSWER, UNKNOWN = "<|pad|>", "<|end|>", "<|answer|>", "<|unk|>"
 CHARACTERS = "0123456789+-*=#\n?YN "
 
-# What follows an assistant's turn, when a user's `?` is next, is `<|end|>?<|answer|>`: a judging suffix of three tokens.
+# Between an assistant's turn and the next, when the user says `?`, stands `<|end|>?<|answer|>`: three tokens.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ '<|answer|>' + message['content'] + '<|end|>' }}"

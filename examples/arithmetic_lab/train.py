@@ -1,4 +1,4 @@
-"""Trains the lab's target or draft from scratch on a CPU: `python -m examples.arithmetic_lab.train target --out DIR`."""
+"""Trains the lab's target or draft on a CPU: `python -m examples.arithmetic_lab.train target --out DIR`."""
 
 import argparse
 import json
@@ -45,7 +45,9 @@ class Settings:
     curriculum: int = 800  # steps until the chains have their full lengths
     mix_from: int = 2000  # the step from which half of a batch is the draft's own writing
     pool: int = 512  # solutions of the draft written at once, and drawn from for fifty steps
-    label_weight: float = 1.0  # of the mean over verdicts, beside the mean over characters: each weighs as about 10 of them
+    label_weight: float = (
+        1.0  # of the mean over verdicts, beside the mean over characters: each weighs as about 10 of them
+    )
     evaluate_every: int = 200
     validation: int = 256
     seed: int = 0
@@ -135,7 +137,9 @@ def synthetic_row(rng: random.Random, count: int, judged: bool) -> Row:
     return Row(problem, text, [True] * len(text), judged=judged)
 
 
-def drafted_rows(draft: Any, tokenizer: Tokenizer, problems: list[Problem], temperature: float, seed: float) -> list[Row]:
+def drafted_rows(
+    draft: Any, tokenizer: Tokenizer, problems: list[Problem], temperature: float, seed: float
+) -> list[Row]:
     """What a model writes, to be judged; its characters are imitated only where the whole is right."""
     texts = write_solutions(draft, tokenizer, problems, temperature=temperature, seed=int(seed * 2**31))
     rows = []
@@ -147,7 +151,9 @@ def drafted_rows(draft: Any, tokenizer: Tokenizer, problems: list[Problem], temp
 
 def losses(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean loss of the characters, and of the verdicts with either label weighing one half."""
-    logits = model(input_ids=batch.input_ids, attention_mask=batch.mask, position_ids=batch.position_ids, use_cache=False).logits
+    logits = model(
+        input_ids=batch.input_ids, attention_mask=batch.mask, position_ids=batch.position_ids, use_cache=False
+    ).logits
     writing = cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE)
     where = batch.labels != IGNORE
     if not where.any():
@@ -179,6 +185,7 @@ class Trainer:
         rng = random.Random(f"{settings.seed}-validation")
         self.validation = [sample_problem(rng, split="validation") for _ in range(settings.validation)]
         self.synthetic = [Row(p, *corrupt(rng, p)) if i % 2 else right_row(p) for i, p in enumerate(self.validation)]
+        self.drafted: list[Row] = []
         if settings.resume and self.checkpoint.exists():
             self.load()
 
@@ -228,8 +235,9 @@ class Trainer:
         if self.settings.role == "target":
             result["judge"] = {"synthetic": judge_rates(self.model, self.packer, self.synthetic)}
             if self.rows.mixed(max(self.step, self.settings.mix_from)):
-                drafted = drafted_rows(self.rows.draft, self.tokenizer, self.validation, 0.8, 0.5)
-                result["judge"]["draft"] = judge_rates(self.model, self.packer, drafted)
+                if not self.drafted:
+                    self.drafted = drafted_rows(self.rows.draft, self.tokenizer, self.validation, 0.8, 0.5)
+                result["judge"]["draft"] = judge_rates(self.model, self.packer, self.drafted)
         self.model.train()
         return result
 
@@ -242,13 +250,21 @@ class Trainer:
         if self.settings.role == "draft":
             return True
         kinds = ("whole", "unfinished")
-        return "draft" in judges and all(rates[kind]["balanced"] >= GOOD_JUDGE for rates in judges.values() for kind in kinds)
+        return "draft" in judges and all(
+            rates[kind]["balanced"] >= GOOD_JUDGE for rates in judges.values() for kind in kinds
+        )
 
     def run(self) -> dict[str, Any]:
         """Trains until the model is what it is for, or the steps or the minutes are spent; saves the model."""
         torch.set_num_threads(self.settings.threads)
         self.model.train()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
         result: dict[str, Any] = {}
         sums, count, began = [0.0, 0.0], 0, time.monotonic() - self.seconds
         with Progress(*columns, refresh_per_second=1) as progress:
