@@ -20,6 +20,7 @@ class Packed:
     mask: torch.Tensor  # (B, 1, L, L), 0 where a row's column is seen and the dtype's least number where it is not
     targets: torch.Tensor  # (B, L), the next character of the base sequence, IGNORE where nothing is to be learned
     labels: torch.Tensor  # (B, L), the label's token at the last token of each copy, IGNORE elsewhere
+    slips: torch.Tensor  # (B, L), at each written character 1 if it is wrong after what stands before it, else 0, or IGNORE
     whole: torch.Tensor  # (B, L), True at the last token of the copy that judges the whole answer
 
 
@@ -30,6 +31,7 @@ class Row:
     problem: Problem
     text: str
     expected: list[bool]  # one a character of `text`: False where it must not be imitated
+    known: int | None = None  # the number of characters for which `expected` also tells right from wrong; None is all
     finished: bool = True  # whether the end token was written
     judged: bool = True  # whether it carries judging copies
 
@@ -73,6 +75,7 @@ class Packer:
             mask=torch.full((len(rows), 1, length, length), torch.finfo(torch.float32).min),
             targets=torch.full(shape, IGNORE),
             labels=torch.full(shape, IGNORE),
+            slips=torch.full(shape, IGNORE),
             whole=torch.zeros(shape, dtype=torch.bool),
         )
         for index, (ids, positions, base, targets, copies) in enumerate(packed):
@@ -80,6 +83,9 @@ class Packer:
             batch.input_ids[index, :used] = torch.tensor(ids)
             batch.position_ids[index, :used] = torch.tensor(positions)
             batch.targets[index, : len(targets)] = torch.tensor(targets)
+            slips = [int(not ok) for ok in rows[index].expected[: rows[index].known]]
+            begin = base - rows[index].finished - len(rows[index].text)
+            batch.slips[index, begin : begin + len(slips)] = torch.tensor(slips, dtype=torch.long)
             seen = batch.mask[index, 0]
             seen.fill_diagonal_(0)  # a padding row that sees nothing would be NaN
             seen[:base, :base].masked_fill_(torch.ones(base, base).tril().bool(), 0)

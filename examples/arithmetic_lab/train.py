@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import random
 import time
 from dataclasses import asdict, dataclass, field, fields
@@ -10,12 +11,12 @@ from typing import Any
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from .evaluate import judge_rates, right_answers, write_solutions
-from .packing import IGNORE, Packer, Row
+from .packing import IGNORE, Packed, Packer, Row
 from .plot import plot_metrics
 from .task import Problem, corrupt, sample_problem, solution
 from .tokenizer import build_tokenizer
@@ -45,9 +46,8 @@ class Settings:
     curriculum: int = 800  # steps until the chains have their full lengths
     mix_from: int = 2000  # the step from which half of a batch is the draft's own writing
     pool: int = 512  # solutions of the draft written at once, and drawn from for fifty steps
-    label_weight: float = (
-        1.0  # of the mean over verdicts, beside the mean over characters: each weighs as about 10 of them
-    )
+    label_weight: float = 1.0  # of the verdicts' mean loss; the characters' mean is over ten times as many
+    slip_weight: float = 1.0  # of a throw-away head that marks wrong characters, two layers below the top
     evaluate_every: int = 200
     validation: int = 256
     seed: int = 0
@@ -140,28 +140,43 @@ def synthetic_row(rng: random.Random, count: int, judged: bool) -> Row:
 def drafted_rows(
     draft: Any, tokenizer: Tokenizer, problems: list[Problem], temperature: float, seed: float
 ) -> list[Row]:
-    """What a model writes, to be judged; its characters are imitated only where the whole is right."""
+    """What a model writes, to be judged; its characters are imitated up to the first wrong one."""
     texts = write_solutions(draft, tokenizer, problems, temperature=temperature, seed=int(seed * 2**31))
     rows = []
     for problem, (text, finished) in zip(problems, texts, strict=True):
-        right = text == solution(problem)
-        rows.append(Row(problem, text, [right] * len(text), finished=finished and right))
+        right = len(os.path.commonprefix([text, solution(problem)]))
+        expected = [index < right for index in range(len(text))]
+        rows.append(Row(problem, text, expected, right + 1, finished=finished and text == solution(problem)))
     return rows
 
 
-def losses(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean loss of the characters, and of the verdicts with either label weighing one half."""
-    logits = model(
-        input_ids=batch.input_ids, attention_mask=batch.mask, position_ids=batch.position_ids, use_cache=False
-    ).logits
-    writing = cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE)
-    where = batch.labels != IGNORE
-    if not where.any():
-        return writing, writing.new_zeros(())
-    labels = batch.labels[where]
-    each = cross_entropy(logits[where], labels, reduction="none")
-    halves = [each[labels == label].mean() for label in labels.unique()]
-    return writing, torch.stack(halves).mean()
+def halved(losses: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+    """The mean over the kinds of the mean loss of each, so that a rare kind weighs as much as a common one."""
+    return torch.stack([losses[kinds == kind].mean() for kind in kinds.unique()]).mean()
+
+
+def losses(model: Any, head: torch.nn.Linear, batch: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean losses of the characters, of the verdicts, and of the marks on wrong characters.
+
+    A verdict asks whether any character before it was wrong. The head asks it of each character by itself, where the
+    model has two layers left to gather the answers: a hundred signals a solution beside the verdicts' eight.
+
+    Args:
+        model: What is trained.
+        head: From the hidden state two layers below the top to a logit; it is not part of the saved model.
+        batch: What it is trained on.
+    """
+    judged = bool((batch.labels != IGNORE).any())
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask, "position_ids": batch.position_ids}
+    output = model(**inputs, use_cache=False, output_hidden_states=judged)
+    writing = cross_entropy(output.logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE)
+    if not judged:
+        return writing, writing.new_zeros(()), writing.new_zeros(())
+    where, marked = batch.labels != IGNORE, batch.slips != IGNORE
+    verdicts = cross_entropy(output.logits[where], batch.labels[where], reduction="none")
+    marks = head(output.hidden_states[-3][marked]).squeeze(-1)
+    slips = binary_cross_entropy_with_logits(marks, batch.slips[marked].float(), reduction="none")
+    return writing, halved(verdicts, batch.labels[where]), halved(slips, batch.slips[marked])
 
 
 class Trainer:
@@ -176,9 +191,11 @@ class Trainer:
         self.out.mkdir(parents=True, exist_ok=True)
         self.tokenizer = build_tokenizer()
         self.model = build_model(settings, self.tokenizer)
+        self.head = torch.nn.Linear(self.model.config.hidden_size, 1)
         self.packer, self.rows = Packer(self.tokenizer), Rows(settings, self.tokenizer)
         matrices = [weight for weight in self.model.parameters() if weight.dim() > 1]
         vectors = [weight for weight in self.model.parameters() if weight.dim() <= 1]
+        vectors += self.head.parameters()
         groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
         self.step, self.seconds, self.history = 0, 0.0, []
@@ -198,6 +215,7 @@ class Trainer:
         """Takes up a run where its checkpoint left it."""
         state = torch.load(self.checkpoint, weights_only=True)
         self.model.load_state_dict(state["model"])
+        self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.seconds, self.history = state["step"], state["seconds"], state["history"]
 
@@ -205,7 +223,8 @@ class Trainer:
         """Writes the checkpoint whole or not at all."""
         names = ("step", "seconds", "history")
         state = {name: getattr(self, name) for name in names}
-        state |= {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        for name in ("model", "head", "optimizer"):
+            state[name] = getattr(self, name).state_dict()
         partial = self.checkpoint.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(self.checkpoint)
@@ -215,18 +234,18 @@ class Trainer:
         (self.out / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
         plot_metrics(metrics, self.out / "training.png")
 
-    def train_step(self) -> tuple[float, float]:
-        """One step of the optimizer; the two losses."""
+    def train_step(self) -> tuple[float, float, float]:
+        """One step of the optimizer; the three losses."""
         batch = self.packer(self.rows(self.step))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.settings, self.step)
-        writing, judging = losses(self.model, batch)
-        (writing + self.settings.label_weight * judging).backward()
+        writing, judging, slips = losses(self.model, self.head, batch)
+        (writing + self.settings.label_weight * judging + self.settings.slip_weight * slips).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return writing.item(), judging.item()
+        return writing.item(), judging.item(), slips.item()
 
     def evaluate(self) -> dict[str, Any]:
         """Accuracy on the validation problems, and of the verdicts on made-up and on drafted solutions."""
@@ -266,7 +285,7 @@ class Trainer:
             TimeRemainingColumn(),
         )
         result: dict[str, Any] = {}
-        sums, count, began = [0.0, 0.0], 0, time.monotonic() - self.seconds
+        sums, count, began = [0.0] * 3, 0, time.monotonic() - self.seconds
         with Progress(*columns, refresh_per_second=1) as progress:
             task = progress.add_task(self.settings.role, total=self.settings.steps, completed=self.step)
             while self.step < self.settings.steps and self.seconds < 60 * self.settings.minutes:
@@ -274,12 +293,13 @@ class Trainer:
                 count, self.seconds = count + 1, time.monotonic() - began
                 progress.update(task, completed=self.step)
                 if self.step % self.settings.evaluate_every == 0 or self.step == self.settings.steps:
-                    means = {"writing_loss": sums[0] / count, "judging_loss": sums[1] / count}
+                    names = ("writing_loss", "judging_loss", "slip_loss")
+                    means = {name: total / count for name, total in zip(names, sums, strict=True)}
                     result = {"step": self.step, "minutes": self.seconds / 60, **means, **self.evaluate()}
                     self.history.append(result)
                     self.save_checkpoint()
                     progress.console.print(one_line(result))
-                    sums, count = [0.0, 0.0], 0
+                    sums, count = [0.0] * 3, 0
                     if self.done(result):
                         break
         self.save_model()
@@ -305,7 +325,7 @@ def right_row(problem: Problem) -> Row:
 def one_line(result: dict[str, Any]) -> str:
     """A result for the log."""
     text = f"step {result['step']} {result['minutes']:.1f} min  loss {result['writing_loss']:.3f}"
-    text += f" / {result['judging_loss']:.3f}  right {result['accuracy']:.3f} steps {result['step_accuracy']:.4f}"
+    text += f" / {result['judging_loss']:.3f} / {result['slip_loss']:.3f}  right {result['accuracy']:.3f} steps {result['step_accuracy']:.4f}"
     for source, rates in result.get("judge", {}).items():
         parts = (f"{kind} fa {r['false_accept']:.3f} fr {r['false_reject']:.3f}" for kind, r in rates.items())
         text += f"\n    judge {source}: " + ", ".join(parts)
