@@ -30,7 +30,7 @@ from examples.arithmetic_lab.tokenizer import build_tokenizer, judging_suffix, p
 from examples.arithmetic_lab.train import Settings, Trainer, build_model, drafted_rows
 
 LAB = Path(__file__).parent.parent / "examples" / "arithmetic_lab"
-MINUTE = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+MINUTE = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
 seeds = st.integers(0, 2**32)
 
 

@@ -109,20 +109,25 @@ def corrupted_solution(problem: Problem, faults: dict[tuple[int, int], str]) -> 
     return text, expected
 
 
-def corrupt(rng: random.Random, problem: Problem) -> tuple[str, list[bool]]:
-    """A solution with one wrong character at a random step, sometimes two; later steps follow from what is written.
+def corrupt(rng: random.Random, problem: Problem, share: float = 0.0) -> tuple[str, list[bool]]:
+    """A solution with a wrong character at one random step, or at many; later steps follow from what is written.
 
     Args:
         rng: The source of every choice.
         problem: What is asked.
+        share: Above 0, the share of the lines with a wrong character; 0 is one line, now and then two.
 
     Returns:
         As `corrupted_solution`.
     """
     faults: dict[tuple[int, int], str] = {}
     true = solution(problem)
-    for _ in range(2 if rng.random() < 0.15 else 1):
-        line = rng.randrange(len(problem.steps)) if rng.random() < 0.92 else len(problem.steps)
+    if share > 0:
+        lines = [line for line in range(len(problem.steps) + 1) if rng.random() < share]
+    else:
+        drawn = rng.choices(range(len(problem.steps)), k=2 if rng.random() < 0.15 else 1)
+        lines = [line if rng.random() < 0.92 else len(problem.steps) for line in drawn]
+    for line in lines:
         last = line == len(problem.steps)
         # Columns: 0-1 the value carried over, 2 the operator, 3-4 the operand, 6-7 the result; the answer is in 1-2.
         column = rng.choice((1, 2)) if last else rng.choice((0, 1, 2, 3, 4, 3, 4, 6, 6, 6, 7, 7, 7))
@@ -137,7 +142,7 @@ def corrupt(rng: random.Random, problem: Problem) -> tuple[str, list[bool]]:
             faults[line, column] = str((int(was) + shift) % 10)
     text, expected = corrupted_solution(problem, faults)
     # Two faults can undo each other: what is left must be wrong.
-    return (text, expected) if text != true else corrupt(rng, problem)
+    return (text, expected) if text != true else corrupt(rng, problem, share)
 
 
 def step_is_right(line: str) -> bool:

@@ -28,6 +28,9 @@ SHAPES = {
 # Training ends when accuracy on the validation problems lies in the band (and, for the target, it judges well).
 BANDS = {"target": (0.88, 0.95), "draft": (0.56, 0.72)}
 GOOD_JUDGE = 0.92
+# The hidden states from which the judge's parts are trained: what comes next is to be known after half of the eight layers,
+# whether a character is what was to come after six, and the verdict gathers the answers in the last two.
+EARLY, MARKS = -5, -3
 
 
 @dataclass
@@ -129,10 +132,13 @@ class Rows:
 
 
 def synthetic_row(rng: random.Random, count: int, judged: bool) -> Row:
-    """A right solution, or, for a model that is to judge, every other time a corrupted one."""
+    """A right solution or, for a model that is to judge, more often than not a corrupted one.
+
+    Half of the corrupted have a fault on every other line: one fault in a hundred characters is too few to learn from.
+    """
     problem = sample_problem(rng, count, count)
-    if judged and rng.random() < 0.5:
-        return Row(problem, *corrupt(rng, problem))
+    if judged and rng.random() < 0.6:
+        return Row(problem, *corrupt(rng, problem, rng.choice((0.0, 0.5))))
     text = solution(problem)
     return Row(problem, text, [True] * len(text), judged=judged)
 
@@ -172,9 +178,11 @@ def losses(model: Any, head: torch.nn.Linear, batch: Packed) -> tuple[torch.Tens
     writing = cross_entropy(output.logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE)
     if not judged:
         return writing, writing.new_zeros(()), writing.new_zeros(())
+    early = model.lm_head(model.model.norm(output.hidden_states[EARLY]))
+    writing = writing + cross_entropy(early.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE)
     where, marked = batch.labels != IGNORE, batch.slips != IGNORE
     verdicts = cross_entropy(output.logits[where], batch.labels[where], reduction="none")
-    marks = head(output.hidden_states[-3][marked]).squeeze(-1)
+    marks = head(output.hidden_states[MARKS][marked]).squeeze(-1)
     slips = binary_cross_entropy_with_logits(marks, batch.slips[marked].float(), reduction="none")
     return writing, halved(verdicts, batch.labels[where]), halved(slips, batch.slips[marked])
 
