@@ -10,7 +10,7 @@ EXTRAS := dev,demo,bench,eval,quant
 RUN_TESTS = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 XDIST     = -n 2
 
-.PHONY: venv demo test test-grid test-oldest test-5.17 lint types bench clean
+.PHONY: venv demo test test-grid test-oldest test-5.17 lint types bench lab clean
 .DELETE_ON_ERROR:
 
 venv: $(VENV)/.stamp
@@ -55,6 +55,14 @@ types: $(VENV)/.stamp
 
 bench: $(VENV)/.stamp-model
 	OMP_NUM_THREADS=1 $(BIN)/python -m hf_semspec.bench --out docs/bench --page docs/benchmarks.md $(ARGS)
+
+# The pair of the arithmetic lab, about an hour on two cores. A run that was interrupted is taken up where it was.
+lab: $(VENV)/.stamp
+	$(BIN)/python -m examples.arithmetic_lab.problems
+	$(BIN)/python -m examples.arithmetic_lab.train draft --out examples/arithmetic_lab/draft $(DRAFT_ARGS)
+	$(BIN)/python -m examples.arithmetic_lab.train target --out examples/arithmetic_lab/target \
+		--draft examples/arithmetic_lab/draft $(ARGS)
+	$(BIN)/python -m examples.arithmetic_lab.report
 
 clean:
 	rm -rf .venv .venv-$(OLDEST) .venv-$(MIDDLE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
