@@ -21,7 +21,7 @@ pytestmark = WEAK_DRAFTS
 def words_of(*names: str) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer of all printable characters with merges up to each of `names` ("Ġ" is a space)."""
     space = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokens = [space.pre_tokenize_str(chr(code))[0][0] for code in range(0x20, 0x7F)]
+    tokens = [space.pre_tokenize_str(chr(code))[0][0] for code in (0x0A, *range(0x20, 0x7F))]
     merges: list[tuple[str, str]] = []
     for name in names:
         for end in range(2, len(name) + 1):
@@ -44,7 +44,7 @@ def test_a_spelling_counts_only_if_both_labels_have_it_as_one_token() -> None:
 
 
 def test_every_spelling_that_both_have_counts() -> None:
-    words = words_of("Yes", "No", "ĠYes", "ĠNo", "Ġyes", "Ġno", "yes")
+    words = words_of("ĠYes", "ĠNo", "Ġyes", "Ġno", "Yes", "No", "yes")
     correct, incorrect = label_ids(words, ("Yes", "No"))
     assert set(words.convert_ids_to_tokens(correct)) == {"Yes", "ĠYes", "Ġyes"}
     assert set(words.convert_ids_to_tokens(incorrect)) == {"No", "ĠNo", "Ġno"}
@@ -99,7 +99,7 @@ ALWAYS = CHAT + "<think>\n"
     ],
 )
 def test_the_question_closes_the_answers_turn_and_opens_the_judges(template: str | None, end: str) -> None:
-    words = words_of("\u010a")
+    words = words_of()
     words.chat_template = template
     ids = suffix_ids(words, "Well?")
     assert words.decode(ids) == end
@@ -110,7 +110,7 @@ def test_the_question_closes_the_answers_turn_and_opens_the_judges(template: str
     "template",
     [
         "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}{% endfor %}",
-        "{% for m in messages %}{{ m['content'] | upper }}{% endfor %}",
+        "{% for m in messages %}{{ m['content'] | lower }}{% endfor %}",
     ],
 )
 def test_a_template_that_does_not_show_the_answer_is_refused(template: str) -> None:

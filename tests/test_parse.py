@@ -24,7 +24,8 @@ REVISERS = {
         num_draft_tokens=2, target_entropy_threshold=float("inf"), draft_entropy_threshold=float("inf")
     ),
 }
-NEVER = {"accept_threshold": 2.0, "prefix_threshold": 2.0}
+# The thresholds that the verdicts of `Script` are made for.
+SCRIPTED = {"accept_threshold": 0.93, "prefix_threshold": 0.5}
 
 
 def greedy(model: PreTrainedModel, ids: list[int], room: int, eos: Sequence[int] = ()) -> list[int]:
@@ -149,6 +150,7 @@ def test_after_the_cut_the_target_goes_on_as_from_a_fresh_prefill(
         single_pass=single,
         max_new_tokens=20,
         return_dict_in_generate=True,
+        **SCRIPTED,
     )
     for row, index in enumerate([1, 0, 3]):
         kept = int(output.boundaries[row, index - 1]) if index else 0

@@ -30,7 +30,7 @@ from tests.helpers import (
     states,
 )
 from tests.models import PAD, VOCAB, draft_of, prompts, row_of, tiny, tokenizer
-from tests.test_parse import Script
+from tests.test_parse import SCRIPTED, Script
 from tests.test_user_issues_processors import ForceAt, parity
 from tests.test_user_issues_stopping import OnToken
 
@@ -48,8 +48,12 @@ def partly(kept: str, patch: pytest.MonkeyPatch, rows: int) -> dict[str, Any]:
     """Fields for a call that keeps all, some (of each row another share) or nothing."""
     if kept == "some":
         Script(patch, [2, 1, 3][:rows], [False] * rows)
-        return {}
+        return SCRIPTED
     return KEPT[kept]
+
+
+def fill(logits: torch.Tensor, value: float) -> None:
+    logits.fill_(value)
 
 
 def forced(model: Any, sequences: torch.Tensor, mask: torch.Tensor) -> Any:
@@ -95,7 +99,8 @@ def test_ui50_scores_and_logits_are_those_of_a_teacher_forced_pass(
         raw = plainly.logits[:, width + t - 1].float()
         scores = penalty(output.sequences[:, : width + t], raw.clone())
         for got, want in ((output.logits[t], raw), (output.scores[t], scores)):
-            assert torch.allclose(got[alive[t]], want[alive[t]], atol=1e-4)
+            # Plain generate's penalty passes over padding, which this one cannot tell from a token.
+            assert torch.allclose(got[alive[t], 1:], want[alive[t], 1:], atol=1e-4)
             assert got[~alive[t]].eq(0).all()
     assert cache_length(cache_of(output)) == output.sequences.shape[1] - 1
     real = mask[:, :-1].bool()
@@ -167,7 +172,7 @@ def test_ui12_an_answer_that_is_nothing_but_eos() -> None:
     target = tiny("llama", 2)
     draft, inputs = draft_of(target, "near"), prompts((4, 6), seed=2)
     eos = 50
-    draft.register_forward_hook(lambda m, a, output: output.logits[..., eos].fill_(1e4) and None)
+    draft.register_forward_hook(lambda m, a, output: fill(output.logits[..., eos], 1e4))
     fields = {"max_new_tokens": 12, "eos_token_id": eos, "return_dict_in_generate": True}
     output = assisted(target, draft, inputs, "parse", **fields, **ALL)
     assert new_tokens(output, inputs).tolist() == [[eos], [eos]]
@@ -222,7 +227,7 @@ def test_ui18_a_stop_inside_the_draft_ends_the_call(kept: str) -> None:
     call = {"stopping_criteria": StoppingCriteriaList([After(5)])}
     with Forwards(draft) as of_draft, Forwards(target) as of_target:
         output = assisted(target, draft, inputs, "parse", call=call, max_new_tokens=100, **KEPT[kept])
-    assert of_draft.calls == 5
+    assert of_draft.calls == 5 + (0 if kept == "all" else 3), "the answer, and one block of the revision"
     assert of_target.calls == (1 if kept == "all" else 2)
     wanted = (
         plain_rows(draft, inputs, max_new_tokens=5) if kept == "all" else plain_rows(target, inputs, max_new_tokens=1)
@@ -234,7 +239,7 @@ def test_ui18_max_time_ends_inside_the_draft() -> None:
     target = tiny("llama", 2)
     draft, inputs = draft_of(target, "near"), prompts((6,), seed=2)
     with Forwards(draft) as spy:
-        assisted(target, draft, inputs, "parse", max_new_tokens=200, max_time=1e-6)
+        assisted(target, draft, inputs, "parse", revise_with=None, max_new_tokens=200, max_time=1e-6)
     assert spy.calls == 1
 
 
@@ -364,7 +369,7 @@ def test_ui23_a_draft_of_another_vocabulary_size_writes_answers(size: int) -> No
 def test_ui22_nan_of_the_draft_is_reported_by_name(do_sample: bool) -> None:
     target = tiny("llama", 0)
     draft = draft_of(target, "near")
-    draft.register_forward_hook(lambda m, a, output: output.logits.fill_(torch.nan) and None)
+    draft.register_forward_hook(lambda m, a, output: fill(output.logits, torch.nan))
     with Forwards(target) as spy, pytest.raises(ValueError, match=r"draft model.*nan"):
         assisted(target, draft, prompts((4, 9)), "parse", max_new_tokens=8, do_sample=do_sample)
     assert spy.calls == 0
