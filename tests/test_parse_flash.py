@@ -22,7 +22,7 @@ def call(target: Any, draft: Any, lengths: tuple[int, ...] = (9,), **fields: Any
 
 @pytest.mark.parametrize("shape", ["llama", "mistral", "qwen3"])
 @pytest.mark.parametrize("fields", [{}, {"max_packed_tokens": 12}, {"single_pass": False, "max_redrafts": 1}], ids=str)
-def test_under_flash_attention_the_copies_are_a_batch_and_the_verdicts_the_same(
+def test_ui40_under_flash_attention_the_copies_are_a_batch_and_the_verdicts_the_same(
     shape: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields = {"prefix_threshold": 0.2, "output_scores": True, **fields}

@@ -182,7 +182,9 @@ def packed_blocks(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]
 
 
 @given(packed_blocks(), st.none() | st.integers(1, 6))
-def test_packed_slots_and_masks_equal_a_literal_builder(block: Any, window: int | None) -> None:
+def test_ui41_packed_slots_and_masks_equal_a_literal_builder_with_and_without_a_window(
+    block: Any, window: int | None
+) -> None:
     starts, lengths, copies, sizes = block
     slots = packed_slots(starts, lengths, copies, sizes)
     end = int(slots.columns.max()) + 1

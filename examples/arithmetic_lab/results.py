@@ -1,0 +1,181 @@
+"""Runs the lab's comparisons: `python -m examples.arithmetic_lab.results --out docs/results [NAME ...]`.
+
+Each run is one `hf-semspec eval` (its command is in its results.json); a run that was interrupted goes on where it
+stopped. Thresholds come from `calibration.jsonl`, never from the problems that are measured.
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_semspec import PARSEConfig, calibrate_easd, calibrate_parse
+from hf_semspec.cli import main as hf_semspec
+from hf_semspec.evaluation.plots import plot_heat_maps
+
+from .problems import HERE
+
+LINE = 9  # tokens of one step
+ASKED = 'judge_prompt="?",full_judge_prompt="?",labels=["Y","N"]'
+PERCENTILES, OVERLAPS = (75, 90, 95, 98), (0.4, 0.6, 0.8, 1.0)
+SAMPLED = ["--temperature", "0.7", "--seeds", "0", "1", "2"]
+
+
+def calibrate(out: Path, limit: int) -> dict[str, Any]:
+    """Thresholds of both schemes on problems that are not measured, kept in `calibration.json`."""
+    file = out / "calibration.json"
+    if file.exists():
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    tokenizer = AutoTokenizer.from_pretrained(HERE / "target")
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(HERE / role, dtype=torch.float32).eval() for role in ("target", "draft")
+    )
+    lines = (HERE / "calibration.jsonl").read_text(encoding="utf-8").splitlines()[:limit]
+    problems = [json.loads(line) for line in lines]
+    chats = [[{"role": "user", "content": problem["prompt"]}] for problem in problems]
+    config = PARSEConfig(segment_tokens=LINE, judge_prompt="?", full_judge_prompt="?", labels=("Y", "N"))
+    parse = calibrate_parse(
+        target,
+        draft,
+        chats,
+        [problem["answer"] for problem in problems],
+        check=lambda text, answer: text.rpartition("#")[2].strip() == answer,
+        config=config,
+        tokenizer=tokenizer,
+        max_new_tokens=104,
+    )
+    parse.plot(out / "reliability.png")
+    easd = calibrate_easd(target, draft, chats, tokenizer=tokenizer, max_new_tokens=104)
+    thresholds = {
+        percentile: {
+            "target_entropy_threshold": float(easd.target_entropies.quantile(percentile / 100)),
+            "draft_entropy_threshold": float(easd.draft_entropies.quantile(percentile / 100)),
+        }
+        for percentile in PERCENTILES
+    }
+    found = {"parse": parse.report, "easd": thresholds, "easd_report": easd.report}
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def easd(found: dict[str, Any], percentile: int, **fields: Any) -> str:
+    """An easd contender with the thresholds of one percentile."""
+    report = found["easd"][str(percentile)]
+    names = ("target_entropy_threshold", "draft_entropy_threshold")
+    options = {name: report[name] for name in names} | {"overlap_threshold": 0.8, "num_draft_tokens": 5} | fields
+    return "easd:" + ",".join(f"{name}={value}" for name, value in options.items())
+
+
+def parse(found: dict[str, Any], **fields: Any) -> str:
+    """A parse contender with the calibrated thresholds."""
+    thresholds = found["parse"]["thresholds"]
+    options = {
+        "segment_tokens": LINE,
+        "accept_threshold": thresholds["full"],
+        "prefix_threshold": thresholds["prefix"],
+    } | fields
+    return f"parse:{ASKED}," + ",".join(f"{name}={value}" for name, value in options.items())
+
+
+def runs(found: dict[str, Any]) -> dict[str, list[str]]:
+    """The arguments of every run, by its name."""
+    rate = found.get("trigger_rate", 0.02)
+    both = [
+        "target,draft,lossless",
+        "multi_draft=lossless:num_chains=4",
+        f"easd_exclude={easd(found, 90)}",
+        f"easd_plain={easd(found, 90, penalty=1)}",
+        f"easd_random=easd:trigger=random,trigger_rate={rate}",
+        *(f"parse_{rule}={parse(found, boundary=rule)}" for rule in ("first_fail", "longest", "cascade", "random")),
+    ]
+    particles = [f"smc_{n}=smc:num_particles={n}" for n in (1, 4, 8, 16)]
+    best = [f"smc_{n}_best=smc:num_particles={n},select=best" for n in (4, 8, 16)]
+    rivals = ["smc_8_vote=smc:num_particles=8,vote=majority", "best_of_4=best_of:n=4", "best_of_8=best_of:n=8"]
+    votes = ["majority_4=majority:n=4"]
+    stock = [f"stock_{weight}=assisted:assistant_ensemble_weight={weight}" for weight in (0.5, 0.7, 0.9)]
+    coupled = [
+        f"p{percentile}_{overlap}={easd(found, percentile, overlap_threshold=overlap)}"
+        for percentile in PERCENTILES
+        for overlap in OVERLAPS
+    ]
+    return {
+        "greedy": ["--limit", "1000", "--schemes", *both],
+        "sampled": ["--limit", "1000", *SAMPLED, "--schemes", *both, *particles, *best, *rivals, *votes],
+        "one_by_one": ["--limit", "100", "--batch-size", "1", "--schemes", *both, *stock],
+        "stock_sampled": ["--limit", "200", *SAMPLED, "--schemes", "lossless", *stock],
+        "grid_easd": ["--limit", "300", "--schemes", *coupled],
+        "grid_parse": [
+            *("--limit", "300", "--grid"),
+            parse(found, accept_threshold="0.5|0.9|0.99|2", prefix_threshold="0.3|0.7|0.9|0.99"),
+            "--grid",
+            "segments=" + parse(found, segment_tokens="9|18|27|36"),
+        ],
+        "grid_smc": [
+            *("--limit", "200", "--temperature", "0.7", "--grid"),
+            "smc:num_particles=1|4|8|16,num_draft_tokens=4|8,ess_threshold=0|0.5|1",
+        ],
+    }
+
+
+def run(name: str, arguments: list[str], out: Path) -> None:
+    """One `hf-semspec eval` into `out / name`; of its records only the summary is kept beside the page."""
+    common = [
+        *("eval", "--model", str(HERE / "target"), "--draft", str(HERE / "draft"), "--dtype", "float32"),
+        *(
+            "--task",
+            "jsonl",
+            "--path",
+            str(HERE / "heldout.jsonl"),
+            "--extract",
+            r"#(\d\d)",
+            "--max-new-tokens",
+            "104",
+        ),
+    ]
+    size = [] if "--batch-size" in arguments else ["--batch-size", "25"]
+    code = hf_semspec([*common, *size, *arguments, "--out", str(out / name)])
+    if code:
+        raise SystemExit(code)
+
+
+def heat_map_of_easd(out: Path) -> None:
+    """The coupled thresholds as a heat map: percentile by overlap."""
+    report = json.loads((out / "grid_easd" / "results.json").read_text(encoding="utf-8"))
+    rows = {row["name"]: row for row in report["rows"]}
+    cells = [
+        {"values": [str(percentile), str(overlap)], **rows[f"p{percentile}_{overlap}"]}
+        for percentile in PERCENTILES
+        for overlap in OVERLAPS
+    ]
+    axes = {"percentile": [str(p) for p in PERCENTILES], "overlap_threshold": [str(o) for o in OVERLAPS]}
+    table = {"name": "easd", "kind": "easd", "fixed": {}, "axes": axes, "target": rows["target"]["accuracy"]}
+    plot_heat_maps({**table, "cells": cells}, out / "grid_easd" / "easd.png")
+
+
+def main() -> None:
+    """Calibrate, then run what is asked for, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="runs (default: all)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--calibrate-on", type=int, default=300, metavar="N", help="problems (default 300)")
+    parser.add_argument("--page-only", action="store_true", help="keep the summaries, drop the records")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    found = calibrate(arguments.out, arguments.calibrate_on)
+    every = runs(found)
+    for name in arguments.names or every:
+        run(name, every[name], arguments.out)
+        if name == "grid_easd":
+            heat_map_of_easd(arguments.out)
+        if arguments.page_only:
+            (arguments.out / name / "records.jsonl").unlink(missing_ok=True)
+            shutil.rmtree(arguments.out / name / "parts", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
