@@ -95,7 +95,8 @@ def calibrate_parse(
     accepted (ours; arXiv 2605.04263 tunes its thresholds by hand).
 
     The draft answers each prompt and the target judges the answer and its prefixes. An answer is right if `check` says
-    so; a prefix is right if the target, going on from it, comes to a right answer.
+    so; a prefix is right if the target, going on from it, comes to a right answer. Prefixes of prompts that the target
+    by itself gets wrong are left out.
 
     Args:
         model, draft: the pair to calibrate for.
@@ -140,18 +141,19 @@ def calibrate_parse(
     for i, batch in enumerate(progress_over(batches, "calibrating parse", progress)):
         output = model.generate(**batch, assistant_model=draft, generation_config=call, tokenizer=tokenizer)
         width = batch["input_ids"].shape[1]
-        goal = _write(model, tokenizer, [batch["input_ids"][0]], width, settings)[0] if answers is None else answers[i]
         cuts = [n for n in output.boundaries[0].tolist() if n >= 0]
         text = output.sequences[0]
-        prefixes = [text[: width + n] for n in cuts[:-1]]
-        written = _write(model, tokenizer, prefixes, width, settings) if prefixes else []
-        marks = [compare(own, goal) for own in written]
+        prefixes = [text[: width + n] for n in (0, *cuts[:-1])]
+        alone, *written = _write(model, tokenizer, prefixes, width, settings)
+        goal = alone if answers is None else answers[i]
+        # Where the target fails by itself, that it fails behind a prefix says nothing of the prefix.
+        marks = [compare(own, goal) for own in written] if compare(alone, goal) else []
         whole = compare(tokenizer.decode(text[width:], skip_special_tokens=True), goal)
         for kind, values, truths in (
             ("full", output.verdicts[0, len(cuts) - 1 : len(cuts)], [whole]),
             ("prefix", output.verdicts[0, : len(cuts) - 1], marks),
         ):
-            known = [(c, truth) for c, truth in zip(values.tolist(), truths, strict=True) if not math.isnan(c)]
+            known = [(c, truth) for c, truth in zip(values.tolist(), truths, strict=False) if not math.isnan(c)]
             confidences[kind] += [c for c, _ in known]
             right[kind] += [truth for _, truth in known]
     return _calibration(base, confidences, right, max_false_accept, answers is not None)

@@ -136,7 +136,7 @@ def run(name: str, arguments: list[str], out: Path) -> None:
             "104",
         ),
     ]
-    size = [] if "--batch-size" in arguments else ["--batch-size", "25"]
+    size = [] if "--batch-size" in arguments else ["--batch-size", "50"]
     code = hf_semspec([*common, *size, *arguments, "--out", str(out / name)])
     if code:
         raise SystemExit(code)
