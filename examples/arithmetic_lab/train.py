@@ -19,7 +19,7 @@ from .evaluate import judge_rates, right_answers, write_solutions
 from .packing import IGNORE, Packed, Packer, Row
 from .plot import plot_metrics
 from .task import Problem, corrupt, sample_problem, solution
-from .tokenizer import build_tokenizer
+from .tokenizer import build_tokenizer, save_tokenizer
 
 SHAPES = {
     "target": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 8, "num_attention_heads": 4},
@@ -320,7 +320,7 @@ class Trainer:
         model.generation_config = GenerationConfig(
             eos_token_id=self.tokenizer.eos_token_id, pad_token_id=self.tokenizer.pad_token_id, max_new_tokens=104
         )
-        self.tokenizer.save_pretrained(self.out)
+        save_tokenizer(self.tokenizer, self.out)
         model.to(torch.bfloat16).save_pretrained(self.out)
 
 
