@@ -20,7 +20,9 @@ class Packed:
     mask: torch.Tensor  # (B, 1, L, L), 0 where a row's column is seen and the dtype's least number where it is not
     targets: torch.Tensor  # (B, L), the next character of the base sequence, IGNORE where nothing is to be learned
     labels: torch.Tensor  # (B, L), the label's token at the last token of each copy, IGNORE elsewhere
-    slips: torch.Tensor  # (B, L), at each written character 1 if it is wrong after what stands before it, else 0, or IGNORE
+    slips: (
+        torch.Tensor
+    )  # (B, L), at each written character 1 if it is wrong after what stands before it, else 0, or IGNORE
     whole: torch.Tensor  # (B, L), True at the last token of the copy that judges the whole answer
 
 
