@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.arithmetic_lab.evaluate import judge_rates, right_answers, write_solutions
 from examples.arithmetic_lab.packing import IGNORE, Packer, Row, boundaries
+from examples.arithmetic_lab.rows import drafted_rows
+from examples.arithmetic_lab.settings import Settings
 from examples.arithmetic_lab.task import (
     Problem,
     check,
@@ -27,7 +29,7 @@ from examples.arithmetic_lab.task import (
     step_is_right,
 )
 from examples.arithmetic_lab.tokenizer import build_tokenizer, judging_suffix, prompt_text
-from examples.arithmetic_lab.train import Settings, Trainer, build_model, drafted_rows
+from examples.arithmetic_lab.train import Trainer, build_model
 
 LAB = Path(__file__).parent.parent / "examples" / "arithmetic_lab"
 MINUTE = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}

@@ -5,9 +5,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from .packing import IGNORE, Packer, Row
+from .packing import IGNORE, Packed, Packer, Row
 from .task import Problem, solution
 from .tokenizer import prompt_text
+
+
+def logits_of(model: Any, batch: Packed) -> torch.Tensor:
+    """One forward of a batch, (B, L, vocabulary)."""
+    inputs = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
+    logits: torch.Tensor = model(**inputs, attention_mask=batch.mask.to(model.dtype), use_cache=False).logits
+    return logits
 
 
 @torch.no_grad()
@@ -35,9 +42,7 @@ def right_answers(model: Any, packer: Packer, problems: list[Problem], rows: int
             for problem, text in zip(problems[start : start + rows], texts, strict=True)
         ]
         batch = packer(chunk)
-        logits = model(
-            batch.input_ids, attention_mask=batch.mask, position_ids=batch.position_ids, use_cache=False
-        ).logits
+        logits = logits_of(model, batch)
         wrong = (logits.argmax(-1) != batch.targets) & (batch.targets != IGNORE)
         right += int((~wrong.any(1)).sum())
         newline = packer.encode("\n")[0]
@@ -58,9 +63,7 @@ def judge_scores(model: Any, packer: Packer, rows: list[Row], batch_rows: int = 
     scores = []
     for start in range(0, len(rows), batch_rows):
         batch = packer(rows[start : start + batch_rows])
-        logits = model(
-            batch.input_ids, attention_mask=batch.mask, position_ids=batch.position_ids, use_cache=False
-        ).logits
+        logits = logits_of(model, batch)
         where = batch.labels != IGNORE
         confidence = torch.sigmoid(logits[where][:, packer.yes] - logits[where][:, packer.no])
         right = batch.labels[where] == packer.yes

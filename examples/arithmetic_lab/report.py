@@ -10,11 +10,11 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .evaluate import judge_rates, right_answers, write_solutions
+from .evaluate import judge_rates, right_answers
 from .packing import Packer, Row
 from .problems import HERE
+from .rows import drafted_rows, right_row
 from .task import check, corrupt, parse_question
-from .train import drafted_rows, right_row
 
 
 def read_problems(path: Path, limit: int) -> list[Any]:
@@ -38,23 +38,19 @@ def measure(target: Path, draft: Path, limit: int) -> dict[str, Any]:
     for role, folder in (("target", target), ("draft", draft)):
         model = models[role] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         entry: dict[str, Any] = {"parameters": model.num_parameters()}
-        entry["forced_float32"] = right_answers(model, packer, problems)
-        for temperature in (0.0, 0.7, 1.0):
-            texts = write_solutions(model, packer.tokenizer, problems, temperature=temperature)
-            hits = sum(check(text, problem.answer) for problem, (text, _) in zip(problems, texts, strict=True))
-            entry[f"float32_temperature_{temperature}"] = hits / len(problems)
         low = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-        texts = write_solutions(low, packer.tokenizer, problems)
-        hits = sum(check(text, problem.answer) for problem, (text, _) in zip(problems, texts, strict=True))
-        entry["bfloat16_temperature_0.0"] = hits / len(problems)
+        for name, writer in (("float32", model), ("bfloat16", low)):
+            entry[name] = right_answers(writer, packer, problems)
         result["right"][role] = entry
     rng = random.Random("report")
     judged = {
         "corrupted": [Row(p, *corrupt(rng, p)) if index % 2 else right_row(p) for index, p in enumerate(problems)]
     }
     for temperature in (0.0, 0.7, 1.0):
-        name = f"draft_temperature_{temperature}"
-        judged[name] = drafted_rows(models["draft"], packer.tokenizer, problems, temperature, 0.25)
+        rows = drafted_rows(models["draft"], packer.tokenizer, problems, temperature, 0.25)
+        judged[f"draft_temperature_{temperature}"] = rows
+        hits = sum(check(row.text, row.problem.answer) for row in rows)
+        result["right"]["draft"][f"written_temperature_{temperature}"] = hits / len(rows)
     for source, rows in judged.items():
         result["judge"][source] = judge_rates(models["target"], packer, rows)
     return result

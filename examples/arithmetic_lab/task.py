@@ -156,6 +156,12 @@ def prefix_is_right(problem: Problem, text: str) -> bool:
     return solution(problem).startswith(text)
 
 
+def right_length(problem: Problem, text: str) -> int:
+    """The number of characters before the first wrong one."""
+    true = solution(problem)
+    return next((index for index, char in enumerate(text) if true[index : index + 1] != char), len(text))
+
+
 def extract_answer(text: str) -> str | None:
     """The final answer of a solution, None if it has none."""
     match = re.search(r"#(\d\d)$", text.strip())

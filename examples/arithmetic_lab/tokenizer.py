@@ -1,5 +1,8 @@
 """A character-level tokenizer with a chat template, in the Hub's format."""
 
+import json
+from pathlib import Path
+
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -35,6 +38,23 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_max_length=256,
     )
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Saves a tokenizer under the names that every supported transformers reads.
+
+    Args:
+        tokenizer: The lab's tokenizer.
+        folder: Where to.
+    """
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    # transformers 5 writes a class and a list that 4.57 does not know.
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config.pop("backend", None)
+    config["additional_special_tokens"] = config.pop("extra_special_tokens", None) or [ANSWER]
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerFast, question: str) -> str:
