@@ -146,12 +146,14 @@ def comparison_table(runs: Sequence[Run]) -> Any:
     plain = next(run for run in runs if run.name == PLAIN)
     table = Table()
     table.add_column("scheme", no_wrap=True)
+    judged = any(run.kept_fraction is not None for run in runs)
+    kept = ["answers\nkept"] if judged else []
     for column in (
         "tokens",
         "target\nforwards",
         "accepted",
         "trigger\nrate",
-        "answers\nkept",
+        *kept,
         "tokens\n/s",
         "over\nplain",
         "same\ntext",
@@ -165,7 +167,7 @@ def comparison_table(runs: Sequence[Run]) -> Any:
             str(run.target_forwards),
             _percent(run.acceptance_rate),
             _percent(run.trigger_rate),
-            _percent(run.kept_fraction),
+            *([_percent(run.kept_fraction)] if judged else []),
             f"{run.tokens_per_second:.1f}",
             "" if run is plain else f"{run.tokens_per_second / plain.tokens_per_second:.2f}x",
             "" if run is plain else f"{same} of {len(plain.texts)}",

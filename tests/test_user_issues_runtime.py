@@ -20,7 +20,7 @@ from transformers import (
 
 from hf_semspec import SemSpecConfig
 from tests.helpers import EXACT, WEAK_DRAFTS, Forwards, assisted, exact, new_tokens, plain, plain_rows, refuses
-from tests.models import PAD, VOCAB, draft_of, prompts, tiny
+from tests.models import PAD, VOCAB, draft_of, prompts, tiny, tokenizer
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
 
@@ -269,7 +269,9 @@ def test_ui59_calls_leave_modes_configs_and_attention_as_they_were(kind: str) ->
     config = exact(kind, max_new_tokens=8)
     own = config.to_dict()
     with Forwards(target) as spy:
-        target.generate(**prompts((5,)), assistant_model=draft, generation_config=config)
+        target.generate(
+            **prompts((5,)), assistant_model=draft, generation_config=config, tokenizer=tokenizer(chat=True)
+        )
     assert spy.calls > 0
     assert [(p.config.to_dict(), p.generation_config.to_dict(), p.training) for p in (target, draft)] == before
     assert [part.config._attn_implementation for part in (target, draft)] == ["eager", "eager"]

@@ -6,6 +6,7 @@ stopped. Thresholds come from `calibration.jsonl`, never from the problems that 
 
 import argparse
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,8 @@ def runs(found: dict[str, Any]) -> dict[str, list[str]]:
     ]
     return {
         "greedy": ["--limit", "1000", "--schemes", *both],
-        "sampled": ["--limit", "1000", *SAMPLED, "--schemes", *both, *particles, *best, *rivals, *votes],
+        "sampled": ["--limit", "1000", *SAMPLED, "--schemes", *both],
+        "particles": ["--limit", "1000", *SAMPLED, "--schemes", "lossless", *particles, *best, *rivals, *votes],
         "one_by_one": ["--limit", "100", "--batch-size", "1", "--schemes", *both, *stock],
         "stock_sampled": ["--limit", "200", *SAMPLED, "--schemes", "lossless", *stock],
         "grid_easd": ["--limit", "300", "--schemes", *coupled],
@@ -124,22 +126,18 @@ def runs(found: dict[str, Any]) -> dict[str, list[str]]:
 def run(name: str, arguments: list[str], out: Path) -> None:
     """One `hf-semspec eval` into `out / name`; of its records only the summary is kept beside the page."""
     common = [
-        *("eval", "--model", str(HERE / "target"), "--draft", str(HERE / "draft"), "--dtype", "float32"),
-        *(
-            "--task",
-            "jsonl",
-            "--path",
-            str(HERE / "heldout.jsonl"),
-            "--extract",
-            r"#(\d\d)",
-            "--max-new-tokens",
-            "104",
-        ),
+        *("eval", "--model", _shown("target"), "--draft", _shown("draft"), "--dtype", "float32", "--device", "cpu"),
+        *("--task", "jsonl", "--path", _shown("heldout.jsonl"), "--extract", r"#(\d\d)", "--max-new-tokens", "104"),
     ]
     size = [] if "--batch-size" in arguments else ["--batch-size", "50"]
     code = hf_semspec([*common, *size, *arguments, "--out", str(out / name)])
     if code:
         raise SystemExit(code)
+
+
+def _shown(name: str) -> str:
+    """A file of the lab as the command names it."""
+    return os.path.relpath(HERE / name)
 
 
 def heat_map_of_easd(out: Path) -> None:
