@@ -16,7 +16,7 @@ class Settings:
     out: str
     draft: str | None = None  # folder of a trained draft, whose own solutions the target is to judge
     steps: int = 7800
-    minutes: float = 60.0
+    minutes: float = 90.0
     tokens: int = 2000  # columns a batch
     lr: float = 2e-3
     warmup: int = 100
