@@ -7,14 +7,14 @@ stopped. Thresholds come from `calibration.jsonl`, never from the problems that 
 import argparse
 import json
 import os
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_semspec import PARSEConfig, calibrate_easd, calibrate_parse
+from hf_semspec import PARSEConfig, SemSpecConfig, calibrate_easd, calibrate_parse, record_stats
 from hf_semspec.cli import main as hf_semspec
 from hf_semspec.evaluation.plots import plot_heat_maps
 
@@ -59,8 +59,22 @@ def calibrate(out: Path, limit: int) -> dict[str, Any]:
         for percentile in PERCENTILES
     }
     found = {"parse": parse.report, "easd": thresholds, "easd_report": easd.report}
+    found["trigger_rate"] = trigger_rate(target, draft, tokenizer, chats, thresholds[90])
     file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def trigger_rate(target: Any, draft: Any, tokenizer: Any, chats: list[Any], thresholds: dict[str, float]) -> float:
+    """How often easd triggers on the calibration problems: the rate of its random control."""
+    config = SemSpecConfig("easd", **thresholds, do_sample=False, max_new_tokens=104)
+    tokenizer.padding_side = "left"
+    with record_stats() as calls:
+        for first in range(0, len(chats), 50):
+            texts = [tokenizer.apply_chat_template(c, tokenize=False, add_generation_prompt=True) for c in chats]
+            inputs = tokenizer(texts[first : first + 50], add_special_tokens=False, padding=True, return_tensors="pt")
+            target.generate(**inputs, assistant_model=draft, generation_config=config)
+    triggered = sum(call.triggered for call in calls)
+    return float(triggered / (triggered + sum(call.accepted for call in calls)))
 
 
 def easd(found: dict[str, Any], percentile: int, **fields: Any) -> str:
@@ -84,13 +98,12 @@ def parse(found: dict[str, Any], **fields: Any) -> str:
 
 def runs(found: dict[str, Any]) -> dict[str, list[str]]:
     """The arguments of every run, by its name."""
-    rate = found.get("trigger_rate", 0.02)
     both = [
         "target,draft,lossless",
         "multi_draft=lossless:num_chains=4",
         f"easd_exclude={easd(found, 90)}",
         f"easd_plain={easd(found, 90, penalty=1)}",
-        f"easd_random=easd:trigger=random,trigger_rate={rate}",
+        f"easd_random=easd:trigger=random,trigger_rate={found['trigger_rate']}",
         *(f"parse_{rule}={parse(found, boundary=rule)}" for rule in ("first_fail", "longest", "cascade", "random")),
     ]
     particles = [f"smc_{n}=smc:num_particles={n}" for n in (1, 4, 8, 16)]
@@ -124,7 +137,7 @@ def runs(found: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def run(name: str, arguments: list[str], out: Path) -> None:
-    """One `hf-semspec eval` into `out / name`; of its records only the summary is kept beside the page."""
+    """One `hf-semspec eval` into `out / name`."""
     common = [
         *("eval", "--model", _shown("target"), "--draft", _shown("draft"), "--dtype", "float32", "--device", "cpu"),
         *("--task", "jsonl", "--path", _shown("heldout.jsonl"), "--extract", r"#(\d\d)", "--max-new-tokens", "104"),
@@ -143,7 +156,7 @@ def _shown(name: str) -> str:
 def heat_map_of_easd(out: Path) -> None:
     """The coupled thresholds as a heat map: percentile by overlap."""
     report = json.loads((out / "grid_easd" / "results.json").read_text(encoding="utf-8"))
-    rows = {row["name"]: row for row in report["rows"]}
+    rows = {row["name"]: row for row in report["contenders"]}
     cells = [
         {"values": [str(percentile), str(overlap)], **rows[f"p{percentile}_{overlap}"]}
         for percentile in PERCENTILES
@@ -154,14 +167,29 @@ def heat_map_of_easd(out: Path) -> None:
     plot_heat_maps({**table, "cells": cells}, out / "grid_easd" / "easd.png")
 
 
+def fill(page: Path, out: Path) -> None:
+    """Put the tables of the runs in `out` between the marks `<!-- NAME -->` and `<!-- /NAME -->` of `page`."""
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"<!-- (\w+) -->", text):
+        lines = (out / name / "results.md").read_text(encoding="utf-8").splitlines()
+        found = [line for line in lines if line.startswith("|")]
+        before, rest = text.split(f"<!-- {name} -->")
+        _, after = rest.split(f"<!-- /{name} -->")
+        text = f"{before}<!-- {name} -->\n" + "\n".join(found) + f"\n<!-- /{name} -->{after}"
+    page.write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     """Calibrate, then run what is asked for, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="runs (default: all)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--calibrate-on", type=int, default=300, metavar="N", help="problems (default 300)")
-    parser.add_argument("--page-only", action="store_true", help="keep the summaries, drop the records")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="run nothing, put the tables into this page")
     arguments = parser.parse_args()
+    if arguments.page:
+        fill(arguments.page, arguments.out)
+        return
     arguments.out.mkdir(parents=True, exist_ok=True)
     found = calibrate(arguments.out, arguments.calibrate_on)
     every = runs(found)
@@ -169,9 +197,6 @@ def main() -> None:
         run(name, every[name], arguments.out)
         if name == "grid_easd":
             heat_map_of_easd(arguments.out)
-        if arguments.page_only:
-            (arguments.out / name / "records.jsonl").unlink(missing_ok=True)
-            shutil.rmtree(arguments.out / name / "parts", ignore_errors=True)
 
 
 if __name__ == "__main__":
