@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_semspec import SemSpecConfig, judging, load_draft
@@ -15,7 +16,7 @@ from hf_semspec.decoder import CachedModel
 from hf_semspec.demo import load_smollm2
 from hf_semspec.judging import confidence, label_ids, suffix_ids
 from hf_semspec.prefixes import packed_slots
-from tests.helpers import JUDGE, WEAK_DRAFTS, Forwards, Inputs, assisted, plain_rows
+from tests.helpers import JUDGE, VERSION, WEAK_DRAFTS, Forwards, Inputs, assisted, plain_rows
 from tests.models import PAD, VOCAB, draft_of, prompts, row_of, tiny, tokenizer
 from tests.test_smollm2 import questions
 
@@ -179,6 +180,7 @@ def test_a_copy_equals_its_own_prompt_whatever_stands_beside_it(case: dict[str, 
     assert torch.allclose(got, wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.skipif(Version("5") > VERSION, reason="cannot read a tokenizer's folder that transformers 5 has written")
 def test_smollm2_judges_real_answers_packed_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     target, words = load_smollm2()
     draft = load_draft(target, dtype=torch.bfloat16)
