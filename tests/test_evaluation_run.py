@@ -360,7 +360,8 @@ def arguments(folders, *extra):
 
 
 class TestCommand:
-    def test_prints_the_table_and_writes_the_files(self, folders, tmp_path, capsys):
+    def test_prints_the_table_and_writes_the_files(self, folders, tmp_path, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "160")  # test workers set 80, where names are cut
         extra = ["--schemes", "target,draft,lossless", "mine=easd:penalty=1", "--batch-size", "3", "--out", tmp_path]
         assert cli.main(arguments(folders, *extra)) == 0
         out = capsys.readouterr().out
