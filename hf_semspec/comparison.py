@@ -144,9 +144,9 @@ def comparison_table(runs: Sequence[Run]) -> Any:
     from rich.table import Table
 
     plain = next(run for run in runs if run.name == PLAIN)
-    table = Table()
-    table.add_column("scheme", no_wrap=True)
     judged = any(run.kept_fraction is not None for run in runs)
+    table = Table(padding=(0, 0 if judged else 1))  # a column more still fits into 80
+    table.add_column("scheme", no_wrap=True)
     kept = ["answers\nkept"] if judged else []
     for column in (
         "tokens",
