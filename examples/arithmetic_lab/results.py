@@ -118,6 +118,11 @@ def runs(found: dict[str, Any]) -> dict[str, list[str]]:
     ]
     return {
         "greedy": ["--limit", "1000", "--schemes", *both],
+        "one_by_one_sampled": [
+            *("--limit", "100", "--batch-size", "1", "--temperature", "0.7", "--schemes", "target,draft,lossless"),
+            *("multi_draft=lossless:num_chains=4", f"parse_first_fail={parse(found)}"),
+            *(*particles, *best, *rivals, *votes),
+        ],
         "sampled": ["--limit", "1000", *SAMPLED, "--schemes", *both],
         "particles": ["--limit", "1000", *SAMPLED, "--schemes", "lossless", *particles, *best, *rivals, *votes],
         "one_by_one": ["--limit", "100", "--batch-size", "1", "--schemes", *both, *stock],
