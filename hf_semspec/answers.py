@@ -82,12 +82,10 @@ class AnswerWriter:
         if not self.ngrams:
             return NoDrafts()
         canvas = call.canvas
-        ids = canvas.read(rows, max(canvas.lengths(rows)), 0).tolist()
-        texts = {row: own[-length:] for row, own, length in zip(rows, ids, canvas.lengths(rows), strict=True)}
         return NGramGenerator(
             self.vocabulary,
             NGRAM_TOKENS,
-            texts,
+            dict(zip(rows, canvas.texts(rows), strict=True)),
             max_length=canvas.prompt_width + call.rules.room,
             with_laws=call.sampling,
             device=call.device,

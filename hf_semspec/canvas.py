@@ -69,6 +69,12 @@ class Canvas:
         ids = self._at(self._read, live, -back, ahead)
         return ids.reshape(-1, back + ahead)
 
+    def texts(self, live: Sequence[int]) -> list[list[int]]:
+        """The ids of the rows `live`, of their first chain, without padding; one host read."""
+        lengths = self.lengths(live)
+        rows = self._at(self._read, live, -max(lengths), 0)[:, 0].tolist()
+        return [ids[-length:] for ids, length in zip(rows, lengths, strict=True)]
+
     def write(self, live: Sequence[int], ahead: int, ids: torch.Tensor) -> None:
         """Put `ids` (len(live), chains or 1, width) `ahead` columns after the last tokens of the rows `live`."""
         first, last = ahead, ahead + ids.shape[2]

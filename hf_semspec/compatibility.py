@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 
 from .cache import ROLLBACK_LAYER_TYPES, text_config
 from .decoder import takes_masks
-from .drafts import check_vocabularies, first_clash
+from .drafts import check_vocabularies
 from .notices import warn_once
 
 PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
@@ -72,8 +72,8 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
             f"num_chains={scheme.num_chains} exceeds the vocabulary of {text_config(model).vocab_size} ids: lower it"
         )
     tokenizers = mode_kwargs.get("tokenizer"), mode_kwargs.get("assistant_tokenizer")
-    check_vocabularies(model, draft, *tokenizers, by_text=scheme.name == "parse")
-    if scheme.name == "parse" and scheme.revise_with is not None and first_clash(*tokenizers) is not None:
+    foreign = check_vocabularies(model, draft, *tokenizers, by_text=scheme.name == "parse")
+    if foreign and scheme.revise_with is not None:
         raise ValueError(
             f"revise_with={scheme.revise_with.name!r} drafts token by token, which needs one vocabulary, but the "
             "draft's tokenizer is foreign to the target's: pass revise_with=None"

@@ -155,7 +155,7 @@ def check_vocabularies(
     tokenizer: PreTrainedTokenizerBase | None = None,
     assistant_tokenizer: PreTrainedTokenizerBase | None = None,
     by_text: bool = False,
-) -> None:
+) -> bool:
     """Check that an id means the same token to target and draft; runs no forward.
 
     With both tokenizers their vocabularies decide: they must agree on every id that both have. Without them, sizes
@@ -167,6 +167,9 @@ def check_vocabularies(
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the target's tokenizer.
         assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): the draft's tokenizer.
         by_text (`bool`): allow foreign vocabularies, for a scheme that takes text across.
+
+    Returns:
+        `bool`: whether the vocabularies are known to be foreign, which only `by_text` allows.
 
     Raises:
         ValueError: foreign vocabularies, or sizes too far apart to tell; the message says what to pass.
@@ -181,10 +184,10 @@ def check_vocabularies(
                 f"{clash[2]!r} to the draft. The schemes lossless, easd and smc need one vocabulary: pass a "
                 'draft of the target\'s family, or load_draft(model, quantization="nf4"); parse takes text across.'
             )
-        return
+        return clash is not None
     size, draft_size = vocabulary_size(model), vocabulary_size(draft)
     if size == draft_size:
-        return
+        return False
     if abs(size - draft_size) > MAX_VOCABULARY_PADDING:
         raise ValueError(
             f"The target scores {size} ids and the draft {draft_size}: too far apart to be one padded vocabulary. If "
@@ -195,6 +198,7 @@ def check_vocabularies(
         f"The target scores {size} ids and the draft {draft_size}: taken for one vocabulary padded to different "
         "sizes. Pass `tokenizer` and `assistant_tokenizer` to have it checked."
     )
+    return False
 
 
 def first_clash(

@@ -60,9 +60,7 @@ class TranslatingWriter(AnswerWriter):
 
     def write(self, live: Sequence[int]) -> list[Answer]:
         """Write an answer for each of the rows `live` onto the canvas."""
-        canvas, lengths = self.call.canvas, self.call.canvas.lengths(live)
-        ids = canvas.read(live, max(lengths), 0).tolist()
-        texts = [row[-length:] for row, length in zip(ids, lengths, strict=True)]
+        texts = self.call.canvas.texts(live)
         answers = self._drafted(live, texts)
         return [
             self._take(row, encode_after(self.tokenizer, before, text), closed)
