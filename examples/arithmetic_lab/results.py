@@ -18,6 +18,7 @@ from hf_semspec import PARSEConfig, SemSpecConfig, calibrate_easd, calibrate_par
 from hf_semspec.cli import main as hf_semspec
 from hf_semspec.evaluation.plots import plot_heat_maps
 
+from .equal_cost import equal_cost
 from .problems import HERE
 
 LINE = 9  # tokens of one step
@@ -126,7 +127,12 @@ def runs(found: dict[str, Any]) -> dict[str, list[str]]:
         "sampled": ["--limit", "1000", *SAMPLED, "--schemes", *both],
         "particles": ["--limit", "1000", *SAMPLED, "--schemes", "lossless", *particles, *best, *rivals, *votes],
         "one_by_one": ["--limit", "100", "--batch-size", "1", "--schemes", *both, *stock],
-        "stock_sampled": ["--limit", "200", *SAMPLED, "--schemes", "lossless", *stock],
+        "rivals": [
+            *("--limit", "1000", *SAMPLED, "--schemes", "best_of_2=best_of:n=2", "best_of_16=best_of:n=16"),
+            *("majority_2=majority:n=2", "majority_8=majority:n=8"),
+        ],
+        "stock": ["--limit", "1000", "--schemes", "lossless", *stock],
+        "stock_sampled": ["--limit", "1000", *SAMPLED, "--schemes", "lossless", *stock],
         "grid_easd": ["--limit", "300", "--schemes", *coupled],
         "grid_parse": [
             *("--limit", "300", "--grid"),
@@ -176,8 +182,11 @@ def fill(page: Path, out: Path) -> None:
     """Put the tables of the runs in `out` between the marks `<!-- NAME -->` and `<!-- /NAME -->` of `page`."""
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"<!-- (\w+) -->", text):
-        lines = (out / name / "results.md").read_text(encoding="utf-8").splitlines()
-        found = [line for line in lines if line.startswith("|")]
+        if name == "equal_cost":
+            found = equal_cost(out)
+        else:
+            lines = (out / name / "results.md").read_text(encoding="utf-8").splitlines()
+            found = [line for line in lines if line.startswith("|")]
         before, rest = text.split(f"<!-- {name} -->")
         _, after = rest.split(f"<!-- /{name} -->")
         text = f"{before}<!-- {name} -->\n" + "\n".join(found) + f"\n<!-- /{name} -->{after}"
