@@ -49,21 +49,6 @@ def quantizable(folder: Path, seed: int = 0) -> PreTrainedModel:
 
 
 @pytest.mark.quantized
-@pytest.mark.parametrize("quantization", ["nf4", "int8"])
-@pytest.mark.parametrize("kind", EXACT)
-def test_ui27_a_quantized_draft_as_an_object(kind: str, quantization: str, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    target = quantizable(tmp_path)
-    inputs = prompts((3, 8))
-    for source in (str(tmp_path), target):
-        draft = load_draft(source, quantization=quantization)
-        assert draft.is_quantized
-        output = assisted(target, draft, inputs, kind, max_new_tokens=15, return_dict_in_generate=True)
-        assert torch.equal(new_tokens(output, inputs), plain_rows(target, inputs, max_new_tokens=15))
-        check_identities(output.stats, [15, 15])
-
-
-@pytest.mark.quantized
 @pytest.mark.deprecated
 def test_ui27_a_quantized_draft_given_by_name_to_a_pipeline(tmp_path: Path) -> None:
     """Stock casts it, which a 4-bit model refuses."""
