@@ -1,6 +1,5 @@
 """Which options of `generate` the schemes honour; everything else is refused by name before any forward."""
 
-import inspect
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from .cache import ROLLBACK_LAYER_TYPES, text_config
 from .decoder import takes_masks
 from .drafts import check_vocabularies
 from .notices import warn_once
+from .wrappers import forward_parameters, prompt_adapter
 
 PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
 
@@ -119,6 +119,8 @@ def _reason_against(model: Any) -> str | None:
         return "is an encoder-decoder, which semspec does not support yet"
     if hasattr(model, "can_generate") and not model.can_generate():
         return "has no language modeling head (AutoModelForCausalLM loads one)"
+    if prompt_adapter(model) is not None:
+        return f"has an adapter in its prompt ({prompt_adapter(model)}), which only transformers' own loops prepare"
     if getattr(model, "_is_stateful", False):
         return "keeps a recurrent state, which cannot be rolled back after a rejected draft"
     config = text_config(model)
@@ -128,7 +130,7 @@ def _reason_against(model: Any) -> str | None:
     if hasattr(config, "recurrent_kv_cache_mode"):
         return "runs its layers in loops with caches of their own (recurrent_kv_cache_mode)"
     # Models that derive positions, windows or biases from where a token stands in the batch or in a 2-D mask.
-    parameters = inspect.signature(model.forward).parameters
+    parameters = forward_parameters(model)
     wrapper = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     wrapper = wrapper and len(parameters) <= 2
     if not wrapper and not {"cache", "past_key_values"} & set(parameters):

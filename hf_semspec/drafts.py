@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from .notices import warn_once
 from .quantizations import MAKERS, check_quantization, missing_reader, quantization_config, quantize
-from .self_drafts import first_layers, inner_model, merged_state
+from .self_drafts import first_layers, merged_state
+from .wrappers import inner_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,29 +13,6 @@ from transformers import PreTrainedModel
 ELSE = 'pass another draft, or take a quantized copy: load_draft(model, quantization="nf4")'
 
 
-def inner_model(source: Any) -> PreTrainedModel:
-    """The model of transformers that `source` is or, as PEFT does, wraps; its adapters stay in its layers.
-
-    Raises:
-        ValueError: neither, or adapters that are not in the layers; the message says what to pass.
-    """
-    if isinstance(source, PreTrainedModel):
-        return source
-    if not hasattr(source, "get_base_model") or not hasattr(source, "peft_config"):
-        raise ValueError(
-            f"{type(source).__name__} is neither the name of a model nor a model of transformers: unwrap it if it is "
-            "wrapped."
-        )
-    for name, config in source.peft_config.items():
-        if getattr(config, "is_prompt_learning", False):
-            raise ValueError(
-                f"The adapter {name!r} ({type(config).__name__}) lives in the prompt, not in the layers, and cannot "
-                "be copied: pass the name of a draft model."
-            )
-    inner: PreTrainedModel = source.get_base_model()
-    return inner
-
-
 def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     """A model of the first `layers` layers of `model` with its embeddings, last norm and head.
 

@@ -29,7 +29,7 @@ LAYERS = [
     ["drafting", "inputs", "results"],
     ["decoder"],
     ["cache", "canvas", "masking", "sampling", "stopping", "drafts"],
-    ["configuration", "outputs", "quantizations", "self_drafts"],
+    ["configuration", "outputs", "quantizations", "self_drafts", "wrappers"],
     ["smc_config", "parse_config"],
     ["token_configs"],
     ["checks", "notices"],
