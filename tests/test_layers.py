@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "hf_semspec"
 LAYERS = [
     ["cli"],
     ["evaluation"],
-    ["demo", "bench"],
-    ["comparison", "loading"],
+    ["bench"],
+    ["demo", "comparison", "loading"],
     [""],
     ["parse_calibration"],
     ["integration", "calibration"],

@@ -223,10 +223,20 @@ def test_a_folder_is_quantized_as_the_loaded_model_is(quantization: str, tmp_pat
     assert torch.allclose(draft(IDS).logits, load_draft(target, quantization=quantization)(IDS).logits, atol=1e-4)
     assert draft.dtype == torch.float32
     assert load_draft(folder, quantization=quantization, dtype=torch.bfloat16).dtype == torch.bfloat16
-    if quantization == "torchao-int8":
+    if quantization != "hqq":
         draft.save_pretrained(tmp_path / "packed")
         again = load_draft(tmp_path / "packed")
         assert torch.allclose(again(IDS).logits, draft(IDS).logits, atol=1e-4)
+
+
+@pytest.mark.quantized
+def test_compressed_tensors_are_unpacked_by_the_first_forward(tmp_path: Path) -> None:
+    target = fresh_target()
+    draft = load_draft(compressed_tensors(target, tmp_path))
+    stored = weight_bytes(draft)
+    assert stored < 0.5 * weight_bytes(target)
+    assert nn.functional.cosine_similarity(draft(IDS).logits, target(IDS).logits, dim=-1).median() > 0.99
+    assert weight_bytes(draft) > weight_bytes(target)
 
 
 @pytest.mark.quantized

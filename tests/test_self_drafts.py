@@ -154,8 +154,8 @@ class TestFirstLayers:
     def test_drafts_for_every_architecture_past_its_window(self, shape: str) -> None:
         model = model_of(shape)
         inputs = prompts((3, 8))
-        output = assisted(model, load_draft(model, layers=2), inputs, max_new_tokens=16)
-        assert torch.equal(new_tokens(output, inputs), plain_rows(model, inputs, max_new_tokens=16))
+        output = assisted(model, load_draft(model, layers=2), inputs, max_new_tokens=10)
+        assert torch.equal(new_tokens(output, inputs), plain_rows(model, inputs, max_new_tokens=10))
 
     @pytest.mark.deprecated
     def test_keeps_its_keys_and_values_apart(self) -> None:

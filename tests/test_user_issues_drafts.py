@@ -191,20 +191,6 @@ def test_ui32_models_are_called_through_their_hooks(kind: str) -> None:
     assert counters[1].calls == of_draft.calls == output.stats.draft_forwards > 0
 
 
-@pytest.mark.filterwarnings("ignore:You are calling .generate")
-def test_ui32_offloaded_target() -> None:
-    """Weights that live elsewhere between forwards come back through accelerate's hooks only."""
-    from accelerate import cpu_offload
-
-    target = tiny("llama", 0)
-    draft = draft_of(target, "near")
-    inputs = prompts((3, 8))
-    expected = plain_rows(target, inputs, max_new_tokens=15)
-    cpu_offload(target, execution_device=torch.device("cpu"))
-    assert torch.equal(plain_rows(target, inputs, max_new_tokens=15), expected)
-    assert torch.equal(new_tokens(assisted(target, draft, inputs, max_new_tokens=15), inputs), expected)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("split", [False, True])
