@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -202,6 +204,25 @@ def check_vocabularies(
     return False
 
 
+def once_a_pair(compare: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember what `compare` says of two tokenizers while both live and hold as many tokens: to read two
+    vocabularies of 100,000 tokens takes longer than a round of decoding."""
+    known: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, Any]]] = WeakKeyDictionary()
+
+    @functools.wraps(compare)
+    def call(tokenizer: Any, other: Any, *sizes: int) -> Any:
+        if tokenizer is None or other is None:
+            return compare(tokenizer, other, *sizes)
+        found = known.setdefault(tokenizer, WeakKeyDictionary()).setdefault(other, {})
+        key = (len(tokenizer), len(other), *sizes)
+        if key not in found:
+            found[key] = compare(tokenizer, other, *sizes)
+        return found[key]
+
+    return call
+
+
+@once_a_pair
 def first_clash(
     tokenizer: PreTrainedTokenizerBase | None, assistant_tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[int, str, str] | None:

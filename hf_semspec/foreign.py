@@ -11,6 +11,7 @@ from .cache import text_config
 from .canvas import Canvas
 from .decoder import CachedModel, MappedModel, draft_context
 from .drafting import ChainGenerator
+from .drafts import once_a_pair
 
 # How the two common kinds of vocabulary write a space and a line break.
 _BYTE_LEVEL = {"Ġ": " ", "Ċ": "\n"}
@@ -31,6 +32,7 @@ def spellings(tokenizer: Any, size: int) -> dict[str, int]:
     return spelled
 
 
+@once_a_pair
 def shared_tokens(tokenizer: Any, own: Any, vocabulary: int, own_vocabulary: int) -> dict[int, int]:
     """For each id of the target whose token the draft has too, the draft's id.
 
@@ -120,7 +122,7 @@ class ForeignGenerator(ChainGenerator):
         **kwargs: Any,
     ) -> None:
         self.tokenizer, self.own = tokenizers
-        self.shared = shared_tokens(*tokenizers, vocabulary, int(text_config(draft).vocab_size))
+        self.shared: dict[int, int] = shared_tokens(*tokenizers, vocabulary, int(text_config(draft).vocab_size))
         context = draft_context(draft) or sys.maxsize
         decoder = ForeignModel(self.shared, draft, vocabulary, device, len(texts), context - 1)
         kwargs |= {"batch": len(texts), "device": device, "decoder": decoder}
