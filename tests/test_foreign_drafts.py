@@ -208,17 +208,6 @@ def test_the_drafts_context_counts_its_own_tokens() -> None:
         check_identities(output.stats, [40] * len(lengths))
 
 
-@pytest.mark.parametrize("redrafts", [0, 2])
-def test_parse_revises_with_it(redrafts: int) -> None:
-    target = tiny("llama", 1, eos=1)
-    draft = translated(draft_of(target, "near"), OWN, FOREIGN)
-    inputs = prompts((3, 7, 12), seed=1)
-    output = call(target, draft, inputs, "parse", max_redrafts=redrafts, max_new_tokens=30)
-    assert torch.equal(new_tokens(output, inputs), plain_rows(target, inputs, max_new_tokens=30))
-    assert output.stats.accepted > 0
-    check_identities(output.stats)
-
-
 def test_behind_ngrams(target: PreTrainedModel) -> None:
     inputs = prompts((3, 7, 12), seed=1)
     draft = translated(draft_of(target, "near"), OWN, FOREIGN)
@@ -230,7 +219,7 @@ def test_behind_ngrams(target: PreTrainedModel) -> None:
     check_identities(output.stats, [30] * 3)
 
 
-SMALL, DRAWS = 5, 1500
+SMALL, DRAWS = 5, 1000
 FIVE = words(["a", "b", "c", "d", "e"])
 OTHERS = words(["q", "d", "b", "r", "a", "c"])  # no "e", two of its own, other ids
 PLAIN = {"top_k": 0}
@@ -324,7 +313,7 @@ class Plain:
 
 @pytest.mark.parametrize("kind", TESTING)
 def test_ui25_nothing_shared_is_an_error(kind: str) -> None:
-    other = words([chr(code) for code in range(0x100, 0x100 + VOCAB)])
+    other = words([f"<{index}>" for index in range(VOCAB)])
     fields = {"num_chains": 3} if kind == "chains" else {}
     config = SemSpecConfig("easd" if kind == "easd" else "lossless", max_new_tokens=4, **fields)
     given = {"tokenizer": OWN, "assistant_tokenizer": other}
