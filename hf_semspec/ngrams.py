@@ -71,7 +71,9 @@ class NGramGenerator(NoDrafts, CandidateGenerator):
         for size in range(min(self.max_ngram, len(text)), 0, -1):
             at = followers.get(tuple(text[-size:]))
             if at is not None:
-                return text[at : at + self.num_draft_tokens]
+                found = text[at : at + self.num_draft_tokens]
+                # What repeats itself with a short period is drafted as if it went on, so that blocks are of one width.
+                return [found[i % len(found)] for i in range(self.num_draft_tokens)]
         return []
 
     def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:

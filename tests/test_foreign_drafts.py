@@ -71,8 +71,7 @@ def target() -> PreTrainedModel:
     return tiny("llama", 1)
 
 
-@pytest.mark.parametrize("lengths", [(6,), (3, 7, 12)], ids=str)
-@pytest.mark.parametrize("kind", TESTING)
+@pytest.mark.parametrize(("kind", "lengths"), [*((kind, (3, 7, 12)) for kind in TESTING), ("lossless", (6,))], ids=str)
 def test_ui25_greedy_is_plain_greedy_with_equal_sizes_and_other_ids(
     kind: str, lengths: tuple[int, ...], target: PreTrainedModel
 ) -> None:
@@ -175,10 +174,10 @@ def read_as(token: int) -> list[int]:
 def test_tokens_that_the_draft_lacks_come_from_the_target() -> None:
     target, draft = partial()
     inputs = prompts((3, 7, 5), seed=2, vocab=len(WIDE))
-    output = call(target, draft, inputs, pair=(WIDE, NARROW), max_new_tokens=60)
-    assert torch.equal(new_tokens(output, inputs), plain_rows(target, inputs, max_new_tokens=60))
+    output = call(target, draft, inputs, pair=(WIDE, NARROW), max_new_tokens=40)
+    assert torch.equal(new_tokens(output, inputs), plain_rows(target, inputs, max_new_tokens=40))
     assert (new_tokens(output, inputs) >= 10).any()
-    check_identities(output.stats, [60] * 3)
+    check_identities(output.stats, [40] * 3)
 
 
 def test_a_draft_that_begins_with_bos_gets_one() -> None:
@@ -198,7 +197,7 @@ def test_the_drafts_context_counts_its_own_tokens() -> None:
     """Text past the context is decoded plainly; two letters of a token are two for the draft."""
     target = tiny("llama", 3, vocab=len(WIDE))
     draft = tiny("gpt2", 5, vocab=len(NARROW), positions=24)
-    for lengths in ((4,), (20,), (3, 12, 9)):
+    for lengths in ((20,), (3, 12, 9)):
         inputs = prompts(lengths, seed=2, vocab=len(WIDE))
         with caught() as messages:
             output = call(target, draft, inputs, pair=(WIDE, NARROW), num_draft_tokens=4, max_new_tokens=40)

@@ -28,7 +28,7 @@ from tests.helpers import (
     refuses,
     states,
 )
-from tests.models import DRAFTS, PAD, draft_of, prompts, tiny, tokenizer
+from tests.models import DRAFTS, PAD, draft_of, prompts, row_of, tiny, tokenizer
 from tests.statistics import deviations
 from tests.test_sampling_calls import cells, joint, law_of_next
 from tests.toy import Toy, assert_exact, committed
@@ -61,12 +61,11 @@ def looked_up(
     return target.generate(**inputs, **models, **(call or {}), generation_config=config)
 
 
-@pytest.mark.parametrize("lengths", [(5,), (3, 7, 12)], ids=str)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("make", [tiny, cycling])
-def test_greedy_is_plain_greedy(make: Callable[..., Any], source: str, lengths: tuple[int, ...]) -> None:
+def test_greedy_is_plain_greedy(make: Callable[..., Any], source: str) -> None:
     target = make(seed=1)
-    inputs = prompts(lengths, seed=2)
+    inputs = prompts((3, 7, 12), seed=2)
     expected = plain_rows(target, inputs, max_new_tokens=40)
     runs = [(None, 1), (None, 4)]
     if source == "ngram+model":
@@ -75,8 +74,10 @@ def test_greedy_is_plain_greedy(make: Callable[..., Any], source: str, lengths: 
     for draft, length in runs:
         output = looked_up(target, inputs, source, draft, num_draft_tokens=length, max_new_tokens=40)
         assert torch.equal(new_tokens(output, inputs), expected)
-        check_identities(output.stats, [40] * len(lengths))
+        check_identities(output.stats, [40] * 3)
         assert (output.stats.draft_forwards == 0) == (draft is None)
+    alone = looked_up(target, row_of(inputs, 1), source, draft, num_draft_tokens=4, max_new_tokens=40)
+    assert torch.equal(alone.sequences[0, 7:], expected[1])
     if make is cycling:
         assert output.stats.acceptance_rate > 0.5
         assert output.stats.target_forwards < 33
@@ -108,12 +109,27 @@ def test_a_longer_ngram_goes_first() -> None:
     assert found == [3, 3, 4, 9]
 
 
+def test_a_short_period_is_drafted_on() -> None:
+    ids = torch.tensor([[9, 5, 6, 5, 6]])
+    made = NGramGenerator(20, 5, {0: ids[0].tolist()}, max_length=99, with_laws=False, device=None)
+    assert made.get_candidates(ids)[0][0, 5:].tolist() == [5, 6, 5, 6, 5]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_few_distinct_target_widths(source: str) -> None:
+    """As with a model: prefill, one token, γ drafts, and whatever room is left at the end."""
+    target = tiny("llama", 1)
+    with Forwards(target) as spy:
+        looked_up(target, prompts((6,), seed=2), source, num_draft_tokens=4, max_new_tokens=50)
+    assert set(spy.widths[1:-4]) == ({5} if source == "ngram+model" else {1, 5})
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_an_end_inside_a_block(source: str) -> None:
     target = cycling()
     inputs = prompts((3, 7, 12), seed=2)
     text = plain_rows(target, inputs, max_new_tokens=30)[2].tolist()
-    for token in {text[column] for column in range(1, 24) if first_occurrence(text, column)}:
+    for token in {text[column] for column in range(1, 24, 2) if first_occurrence(text, column)}:
         output = looked_up(target, inputs, source, eos_token_id=token, max_new_tokens=30, num_draft_tokens=6)
         assert torch.equal(
             new_tokens(output, inputs), plain_rows(target, inputs, eos_token_id=token, max_new_tokens=30)
