@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from .cache import RowStates, held, text_config
 from .call_state import CallState
-from .decoder import CachedModel, MappedModel
-from .drafting import NoDrafts, draft_context, warn_of_context
+from .decoder import CachedModel, MappedModel, draft_context, warn_of_context
+from .drafting import NoDrafts
 from .judging import Answer
 from .ngrams import NGramGenerator
 from .sampling import Processors

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from .cache import RaggedCache, attention_windows, cache_argument, text_config
 from .masking import block_masks, tail_mask, within_windows
+from .notices import warn_once
 from .prefixes import Slots, packed_masks
 
 
@@ -180,6 +181,19 @@ class MappedModel(CachedModel):
         if missing > 0:
             return functional.pad(logits, (0, missing), value=-torch.inf)
         return logits[..., : self.vocabulary] if missing else logits
+
+
+def draft_context(draft: Any) -> int | None:
+    """The longest text that `draft` can read, in tokens; `None` where its config names no limit."""
+    return getattr(text_config(draft), "max_position_embeddings", None) or None
+
+
+def warn_of_context(context: int) -> None:
+    """One warning that the draft has been outgrown."""
+    warn_once(
+        f"the text has outgrown the draft's context of {context} tokens: rows past it are decoded without drafts "
+        "from there on"
+    )
 
 
 def takes_masks(model: Any) -> bool:

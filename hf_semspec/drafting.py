@@ -9,10 +9,9 @@ import torch
 from torch.nn import functional
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from .cache import RaggedCache, RowStates, held, text_config
+from .cache import RaggedCache, RowStates, held
 from .canvas import Canvas
-from .decoder import CachedModel, MappedModel
-from .notices import warn_once
+from .decoder import CachedModel, MappedModel, draft_context, warn_of_context
 from .particles import gumbel_max, token_log_probs
 from .sampling import CallRandomness, Processors
 
@@ -96,6 +95,9 @@ class NoDrafts:
     def learn(self, row: int, ids: Sequence[int]) -> None:
         """Take note of what was committed to a row of the caller's batch."""
 
+    def resume(self, states: Sequence[RowStates], lengths: Sequence[int]) -> None:
+        """Go on with rows of `lengths` tokens, the last of which was never fed, of which the cache held `states`."""
+
     def commit(self, lengths: Sequence[int]) -> None:
         """Roll back to what was committed: the rows now hold `lengths` tokens, the last of which was never fed."""
 
@@ -157,13 +159,21 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         self.filled = [0] * batch
         self._fed: torch.Tensor | None = None
 
+    def lengths(self, canvas: Canvas, live: Sequence[int]) -> list[int]:
+        """How many ids the draft reads of each of the rows `live`."""
+        return canvas.lengths(live)
+
+    def read(self, canvas: Canvas, live: Sequence[int], back: int) -> torch.Tensor:
+        """The last `back` of these, as the decoder takes them: (rows * chains, back)."""
+        return canvas.read(live, back, 0)
+
     def plan(self, live: Sequence[int], canvas: Canvas, rooms: Sequence[int]) -> list[int]:
         """For each row, how many tokens to draft this round.
 
         A row with room for `rooms[i]` more tokens is drafted at most one less, since the round ends with one of the
         target's; past the draft's own context nothing is drafted.
         """
-        spaces = [self.context - length + 1 for length in canvas.lengths(live)]
+        spaces = [self.context - length + 1 for length in self.lengths(canvas, live)]
         if min(spaces) <= 0:
             warn_of_context(self.context)
         most = self.length.pick()
@@ -175,9 +185,9 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         All rows go along with the one that is to get most; what a row gets past its own count is not valid.
         """
         num_tokens = max(counts)
-        lengths = canvas.lengths(live)
+        lengths = self.lengths(canvas, live)
         back = max(length - filled for length, filled in zip(lengths, self.filled, strict=True))
-        ids = canvas.read(live, back, 0)
+        ids = self.read(canvas, live, back)
         expand = self.chains > 1 and self.decoder.cache.batch == len(live) and not self.decoder.cache.is_filled
         if expand:
             ids = ids[:: self.chains]
@@ -330,16 +340,3 @@ class ParticleGenerator(ChainGenerator):
         raise NotImplementedError(
             "ParticleGenerator drafts weighted particles: use ChainGenerator in assisted decoding"
         )
-
-
-def draft_context(draft: Any) -> int | None:
-    """The longest text that `draft` can read, in tokens; `None` where its config names no limit."""
-    return getattr(text_config(draft), "max_position_embeddings", None) or None
-
-
-def warn_of_context(context: int) -> None:
-    """One warning that the draft has been outgrown."""
-    warn_once(
-        f"the text has outgrown the draft's context of {context} tokens: rows past it are decoded without drafts "
-        "from there on"
-    )

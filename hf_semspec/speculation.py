@@ -7,12 +7,12 @@ import torch
 from torch.nn import functional
 
 from .acceptance import BONUS, RESAMPLED, Acceptance
-from .cache import RowStates, text_config
+from .cache import RowStates
 from .call_state import CallState
 from .calls import Block, Request
-from .decoder import CachedModel, MappedModel
-from .drafting import ChainGenerator, Draft, DraftLength, NoDrafts
-from .drafts import weight_bytes
+from .decoder import CachedModel
+from .drafters import drafter
+from .drafting import Draft, NoDrafts
 from .notices import warn_once
 from .outputs import DecodingStats
 from .sampling import Processors
@@ -67,9 +67,9 @@ class Speculation:
 
     @classmethod
     def begin(cls, request: Request, with_laws: bool = False) -> "Speculation":
-        """A whole call: all rows, with the request's draft model, up to the first token."""
+        """A whole call: all rows, with the drafts that the request's scheme wants, up to the first token."""
         call = CallState(request, request.scheme.num_chains)
-        state = cls(call, call.target(), chain_generator(call, request.scheme, with_laws), with_laws=with_laws)
+        state = cls(call, call.target(), drafter(call, request.scheme, with_laws), with_laws=with_laws)
         state.prefill(call.inputs.cached)
         return state
 
@@ -250,26 +250,6 @@ class Speculation:
         return output, stats
 
 
-def chain_generator(
-    call: CallState, config: Any, with_laws: bool = False, decoder: MappedModel | None = None
-) -> ChainGenerator:
-    """Drafts of the request's draft model for `call`, as the token-level scheme `config` wants them."""
-    request = call.request
-    return ChainGenerator(
-        request.draft,
-        int(text_config(request.model).vocab_size),
-        Processors(request.processors).copies(),
-        call.randomness if call.sampling else None,
-        DraftLength(config.num_draft_tokens, lambda: weight_bytes(request.draft) / weight_bytes(request.model)),
-        batch=call.batch,
-        chains=config.num_chains,
-        max_length=call.canvas.prompt_width + call.rules.room,
-        with_laws=with_laws or call.sampling,
-        device=call.device,
-        decoder=decoder,
-    )
-
-
 def read_on_host(values: torch.Tensor) -> list[list[int]]:
     """Bring a small integer tensor to the host. A round does this once; only the caller's own criteria may read
     more."""
@@ -290,7 +270,9 @@ def check_laws(broken: int, request: Request, role: str = "target") -> None:
 
 
 def warn_of_low_acceptance(stats: DecodingStats, request: Request) -> None:
-    """One warning where hardly any drafted token passed."""
+    """One warning where hardly any token that the draft model drafted passed; what is looked up may well be wrong."""
+    if getattr(getattr(request.scheme, "revise_with", None) or request.scheme, "draft", "model") != "model":
+        return
     if stats.tested >= LOW_ACCEPTANCE_TESTED and stats.acceptance_rate < LOW_ACCEPTANCE:
         draft, target = describe_model(request.draft), describe_model(request.model)
         warn_once(
