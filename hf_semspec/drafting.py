@@ -13,7 +13,7 @@ from .cache import RaggedCache, RowStates, held, text_config
 from .canvas import Canvas
 from .decoder import CachedModel, MappedModel
 from .notices import warn_once
-from .particles import gumbel_max, token_log_probs
+from .particles import draw
 from .sampling import CallRandomness, Processors
 
 
@@ -290,7 +290,7 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
 
 
 class ParticleGenerator(ChainGenerator):
-    """Drafts the particles of every prompt, drawn by Gumbel-max; `log_q` is that of the drawn ids alone.
+    """Drafts the particles of every prompt; `log_q` is that of the drawn ids alone.
 
     Its drafts serve our loop only: a particle without its weight is no candidate.
 
@@ -321,8 +321,7 @@ class ParticleGenerator(ChainGenerator):
 
     def _pick(self, scores: torch.Tensor, first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         assert self.randomness is not None
-        tokens = gumbel_max(scores, self.randomness.exponentials(*scores.shape))
-        log_q = token_log_probs(scores, tokens)
+        tokens, log_q = draw(scores, self.randomness.uniforms(*scores.shape[:2], dtype=torch.float64))
         return tokens, log_q, log_q
 
     def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
