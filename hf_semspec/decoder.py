@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from .cache import RaggedCache, attention_windows, cache_argument, text_config
-from .masking import block_masks, tail_mask, within_windows
+from .masking import TailMasks, block_masks, within_windows
 from .prefixes import Slots, packed_masks
 
 
@@ -35,6 +35,8 @@ class CachedModel:
         self.dtype: torch.dtype = model.dtype
         self.inference_mode = keeps_no_tensors(model)
         self.takes_masks = takes_masks(model)
+        self.tail_mask = TailMasks(self.dtype, self.device)
+        self._places = torch.arange(0, device=self.device).unsqueeze(0)
         self.forwards = 0
         self.tokens = 0
         self.seconds = 0.0
@@ -134,7 +136,9 @@ class CachedModel:
 
     def _columns(self, ends: Sequence[int], width: int, uniform: bool) -> torch.Tensor:
         if uniform:
-            return torch.arange(ends[0] - width, ends[0], device=self.device).unsqueeze(0)
+            if self._places.shape[1] < ends[0]:
+                self._places = torch.arange(2 * ends[0], device=self.device).unsqueeze(0)
+            return self._places.narrow(1, ends[0] - width, width)
         columns = torch.tensor(ends, device=self.device).unsqueeze(1) + torch.arange(-width, 0, device=self.device)
         return torch.where(columns < 0, columns + width, columns)
 
@@ -146,7 +150,7 @@ class CachedModel:
         if uniform and within_windows(end, self.windows):
             if width in (1, end):
                 return None
-            mask = tail_mask(end - width, end, self.dtype, self.device)
+            mask = self.tail_mask(end - width, end)
             return mask if len(self.windows) == 1 else dict.fromkeys(self.windows, mask)
         return block_masks(columns, end, self.windows, self.dtype)
 

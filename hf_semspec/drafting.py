@@ -189,9 +189,10 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
                 chain_rows = [row for row in range(len(live)) for _ in range(self.chains)]
                 self.decoder.cache.select(chain_rows)
                 logits, expand = logits[chain_rows], False
-            scores = logits.view(len(live), self.chains, 1, -1)
-            widths = [width + t for width in canvas.widths(live)]
-            scores = self.processors(scores, canvas.shown, live, widths).squeeze(2)
+            scores = logits.view(len(live), self.chains, -1)
+            if self.processors.processors:
+                widths = [width + t for width in canvas.widths(live)]
+                scores = self.processors(scores.unsqueeze(2), canvas.shown, live, widths).squeeze(2)
             tokens, peak, log_q = self._pick(scores, first=t == 0)
             if self.processors.processors:
                 canvas.write(live, t, tokens.unsqueeze(-1))
@@ -250,13 +251,13 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
 
     def _pick(self, scores: torch.Tensor, first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Ids (rows, chains), the highest score of each (nan shows a broken draft, -inf no law), and the law."""
-        peak, tokens = scores.max(dim=-1)
         log_q = functional.log_softmax(scores, dim=-1) if self.with_laws else None
         if self.randomness is not None:
             assert log_q is not None
             tokens, _ = self.randomness.draw(log_q.exp().flatten(0, 1))
-            tokens = tokens.view(scores.shape[:2])
-        elif first and self.chains > 1:
+            return tokens.view(scores.shape[:2]), scores.amax(dim=-1), log_q
+        peak, tokens = scores.max(dim=-1)
+        if first and self.chains > 1:
             best = scores.nan_to_num(nan=-torch.inf).topk(self.chains, dim=-1).indices  # chains agree: equal rows
             tokens = best.diagonal(dim1=1, dim2=2)
         return tokens, peak, log_q
