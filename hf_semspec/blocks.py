@@ -99,6 +99,7 @@ class Particles:
             max_length=width + self.rules.room,
             device=self.device,
             shared_start=self.power == 1,
+            static=scheme.compile_draft,
         )
         self.log_weights = torch.zeros(batch, self.number, dtype=torch.float64, device=self.device)
         self.log_evidence = torch.zeros(batch, dtype=torch.float64, device=self.device)

@@ -10,6 +10,7 @@ from .cache import ROLLBACK_LAYER_TYPES, text_config
 from .decoder import takes_masks
 from .drafts import check_vocabularies
 from .notices import warn_once
+from .static_draft import check_static
 
 PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
 
@@ -67,6 +68,8 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         _check_sampling(scheme, config)
     for role, one in (("target", model), ("draft", draft)):
         _check_model(role, one, needs_masks=scheme.name != "parse")
+    if scheme.compile_draft:
+        check_static(draft)
     if getattr(scheme, "num_chains", 1) > text_config(model).vocab_size:
         raise ValueError(
             f"num_chains={scheme.num_chains} exceeds the vocabulary of {text_config(model).vocab_size} ids: lower it"

@@ -179,11 +179,14 @@ class MappedModel(CachedModel):
         """As [`CachedModel.feed`]; the logits are float32 and stand on the target's vocabulary."""
         if self.own_vocabulary < self.vocabulary:
             ids = torch.where(ids < self.own_vocabulary, ids, self.substitute)
-        logits = super().feed(ids, ends, keep).to(device=self.law_device, dtype=torch.float32)
+        logits = self._run(ids, ends, keep).to(device=self.law_device, dtype=torch.float32)
         missing = self.vocabulary - logits.shape[-1]
         if missing > 0:
             return functional.pad(logits, (0, missing), value=-torch.inf)
         return logits[..., : self.vocabulary] if missing else logits
+
+    def _run(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
+        return super().feed(ids, ends, keep)
 
 
 def takes_masks(model: Any) -> bool:
@@ -198,18 +201,27 @@ def keeps_no_tensors(model: Any) -> bool:
     those in train mode, quantized ones, ones with hooks or wrappers, and rotary embeddings that adapt to the text's
     length.
     """
-    config = text_config(model)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    hooked = any(
-        hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks for module in model.modules()
-    )
     return (
         isinstance(model, PreTrainedModel)
         and not model.training
         and getattr(model, "hf_quantizer", None) is None
-        and not hooked
-        and not any(kind in str(rope) for kind in ("dynamic", "longrope"))
+        and not is_hooked(model)
+        and adapting_rope(model) is None
     )
+
+
+def is_hooked(model: Any) -> bool:
+    """Whether any module runs hooks, accelerate's (offloading, several devices) included."""
+    return any(
+        hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+    )
+
+
+def adapting_rope(model: Any) -> str | None:
+    """The kind of the rotary embeddings of `model` that change with the text's length; `None` if there are none."""
+    config = text_config(model)
+    rope = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+    return next((kind for kind in ("dynamic", "longrope") if kind in rope), None)
 
 
 def compute_device(model: Any) -> torch.device:

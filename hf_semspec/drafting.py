@@ -15,6 +15,7 @@ from .decoder import CachedModel, MappedModel
 from .notices import warn_once
 from .particles import draw
 from .sampling import CallRandomness, Processors
+from .static_draft import StaticDraft
 
 
 @dataclass
@@ -125,6 +126,7 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         with_laws (`bool`): keep `log_q`; implied by sampling.
         device: where ids, laws and draws live, the target's device; by default the draft's own.
         decoder: the draft with what its cache holds already; made anew by default.
+        static (`bool`): run the new one's one-token forwards from fixed buffers.
     """
 
     def __init__(
@@ -141,9 +143,10 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         with_laws: bool = False,
         device: torch.device | None = None,
         decoder: MappedModel | None = None,
+        static: bool = False,
     ) -> None:
         self.context = draft_context(draft) or max_length
-        self.decoder: MappedModel = decoder or MappedModel(
+        self.decoder: MappedModel = decoder or (StaticDraft if static else MappedModel)(
             draft, vocabulary, device, batch, min(max_length - 2, self.context - 1)
         )
         self.device = self.decoder.law_device

@@ -26,8 +26,8 @@ def draw(scores: torch.Tensor, uniforms: torch.Tensor, power: float = 1.0) -> tu
         uniforms: (...) float64 in [0, 1).
 
     Returns:
-        ids (...) int64, and their log-probabilities (...) float64: -inf where no id has mass, nan only where the scores
-        hold nan.
+        ids (...) int64, and their log-probabilities (...) float64: -inf where no id has mass, nan only where the
+        scores hold nan.
     """
     exact = scores.double()
     peak = exact.amax(dim=-1, keepdim=True)

@@ -268,6 +268,7 @@ def chain_generator(
         with_laws=with_laws or call.sampling,
         device=call.device,
         decoder=decoder,
+        static=config.compile_draft,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .checks import assign, bad_value, entry_of, integer, real, sampling_settings
+from .checks import assign, bad_value, boolean, entry_of, integer, real, sampling_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,9 @@ class LosslessConfig:
         num_chains (`int`, *optional*, defaults to 1):
             Chains drafted a round, in [1, 64]. More than one is exact multi-draft verification: one target pass over
             all of them, the same output law. The default is the papers' algorithm; the range is ours.
+        compile_draft (`bool`, *optional*, defaults to `False`):
+            Run the draft's one-token forwards from fixed buffers, on CUDA as a captured graph, which is faster where
+            launching kernels takes longer than running them. The tokens are the same up to rounding. Ours.
 
     Raises:
         ValueError: If a value is of the wrong type or out of its range.
@@ -29,6 +32,7 @@ class LosslessConfig:
 
     num_draft_tokens: int | Literal["auto"] = 5
     num_chains: int = 1
+    compile_draft: bool = False
 
     def __post_init__(self) -> None:
         _check_chains(self)
@@ -76,6 +80,8 @@ class EASDConfig:
         calibrated_for (`dict`, *optional*):
             Sampling settings that the thresholds were calibrated under, some or all of `do_sample`, `temperature`,
             `top_k` and `top_p`. `None` means that the thresholds are not calibrated. Ours.
+        compile_draft (`bool`, *optional*, defaults to `False`):
+            As in [`LosslessConfig`].
 
     Raises:
         ValueError: If a value is of the wrong type or out of its range.
@@ -93,6 +99,7 @@ class EASDConfig:
     trigger: Literal["entropy", "random"] = "entropy"
     trigger_rate: float = 0.0
     calibrated_for: dict[str, Any] | None = field(default=None, hash=False)
+    compile_draft: bool = False
 
     def __post_init__(self) -> None:
         _check_chains(self)
@@ -121,3 +128,4 @@ def _check_chains(config: LosslessConfig | EASDConfig) -> None:
         value = integer("num_draft_tokens", config.num_draft_tokens, 1, 64, also=' or "auto"')
         assign(config, "num_draft_tokens", value)
     assign(config, "num_chains", integer("num_chains", config.num_chains, 1, 64))
+    assign(config, "compile_draft", boolean("compile_draft", config.compile_draft))

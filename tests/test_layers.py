@@ -27,6 +27,7 @@ LAYERS = [
     ["call_state"],
     ["calls", "ngrams"],
     ["drafting", "inputs", "results"],
+    ["static_draft"],
     ["decoder"],
     ["cache", "canvas", "masking", "sampling", "stopping", "drafts"],
     ["configuration", "outputs"],
