@@ -17,7 +17,7 @@ from .canvas import Canvas
 from .decoder import CachedModel, compute_device
 from .drafting import Draft, DraftLength, ParticleGenerator
 from .inputs import read_inputs
-from .particles import gumbel_max, token_log_probs
+from .particles import draw, token_log_probs
 from .sampling import BlockProcessors, CallRandomness, in_blocks, with_temperature
 from .speculation import read_on_host
 from .stopping import ParticleStopRules
@@ -34,7 +34,7 @@ class Block:
         last: (rows, N, vocabulary) processed scores after those, the bonus token's law.
         scores: (rows, N, γ+1, vocabulary) float32, the target's processed scores.
         logits: the same before the processors; `None` unless the caller wants them.
-        noise: (rows, N, vocabulary) exponentials for the one token that is drawn from the target.
+        uniforms: (rows, N) float64 in [0, 1) for the one token that is drawn from the target.
         tokens: (rows, N, γ+1) what is committed, padding after a particle's end; like all below, set by the round.
         kept: (rows, N) how many of them belong to its text; 0 if it was finished before.
         ended: (rows, N) whether it is finished.
@@ -50,7 +50,7 @@ class Block:
     last: torch.Tensor
     scores: torch.Tensor
     logits: torch.Tensor | None
-    noise: torch.Tensor
+    uniforms: torch.Tensor
     tokens: torch.Tensor = field(init=False)
     kept: torch.Tensor = field(init=False)
     ended: torch.Tensor = field(init=False)
@@ -99,6 +99,7 @@ class Particles:
             max_length=width + self.rules.room,
             device=self.device,
             shared_start=self.power == 1,
+            static=scheme.compile_draft,
         )
         self.log_weights = torch.zeros(batch, self.number, dtype=torch.float64, device=self.device)
         self.log_evidence = torch.zeros(batch, dtype=torch.float64, device=self.device)
@@ -133,9 +134,9 @@ class Particles:
         log_q = self.log_weights.new_zeros(ids.shape) if draft is None or draft.log_q is None else draft.log_q
         drafted = torch.tensor(counts, device=self.device)
         last = scores[torch.arange(rows, device=self.device), :, drafted]
-        noise = self.randomness.exponentials(*last.shape)
+        uniforms = self.randomness.uniforms(rows, self.number, dtype=torch.float64)
         log_p = token_log_probs(scores[:, :, :-1], ids)
-        return Block(ids, counts, drafted.unsqueeze(1), log_q, log_p, last, scores, unprocessed, noise)
+        return Block(ids, counts, drafted.unsqueeze(1), log_q, log_p, last, scores, unprocessed, uniforms)
 
     def judge(self, block: Block, bonus: torch.Tensor) -> None:
         """Cut each particle at its first EOS, stopping criterion or the length limit; the bonus ends its block."""
@@ -201,7 +202,7 @@ class Particles:
         block.collapsed = gone.all(dim=-1)
         dropped = block.collapsed.unsqueeze(-1)
         law, single = block.scores[:, :, 0], (~self.finished).long()
-        token = gumbel_max(law, block.noise, self.power)
+        token, _ = draw(law, block.uniforms, self.power)
         tokens = functional.pad(token.unsqueeze(-1), (0, block.ids.shape[-1]))
         block.tokens = torch.where(dropped.unsqueeze(-1), self._padded(tokens, single), block.tokens)
         block.kept = torch.where(dropped, single, block.kept)

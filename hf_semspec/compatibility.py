@@ -12,6 +12,7 @@ from .drafters import asks_for_model
 from .drafts import check_vocabularies, vocabulary_size
 from .foreign import shared_tokens
 from .notices import warn_once
+from .static_draft import check_static
 from .unsupported import STOCK_CALLS, other_kind
 
 PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
@@ -69,6 +70,8 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
     for role, one in (("target", model), ("draft", draft)):
         if one is not None:
             _check_model(role, one, needs_masks=scheme.name != "parse")
+    if scheme.compile_draft:
+        check_static(draft)
     if getattr(scheme, "num_chains", 1) > text_config(model).vocab_size:
         raise ValueError(
             f"num_chains={scheme.num_chains} exceeds the vocabulary of {text_config(model).vocab_size} ids: lower it"
@@ -100,6 +103,8 @@ def _check_tokenizers(model: Any, draft: Any, scheme: Any, mode_kwargs: dict[str
     tokenizers = mode_kwargs.get("tokenizer"), mode_kwargs.get("assistant_tokenizer")
     foreign = check_vocabularies(model, draft, *tokenizers, allow_foreign=scheme.name in _ANY_TOKENIZER)
     by_token = getattr(scheme, "revise_with", scheme) is not None
+    if foreign and scheme.compile_draft:
+        raise ValueError("compile_draft=True needs a draft with the target's tokenizer: leave it out")
     if foreign and by_token:
         shared_tokens(*tokenizers, vocabulary_size(model), vocabulary_size(draft))
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from .cache import RaggedCache, attention_windows, cache_argument, text_config
-from .masking import block_masks, tail_mask, within_windows
+from .masking import TailMasks, block_masks, within_windows
 from .notices import warn_once
 from .prefixes import Slots, packed_masks
 
@@ -36,6 +36,8 @@ class CachedModel:
         self.dtype: torch.dtype = model.dtype
         self.inference_mode = keeps_no_tensors(model)
         self.takes_masks = takes_masks(model)
+        self.tail_mask = TailMasks(self.dtype, self.device)
+        self._places = torch.arange(0, device=self.device).unsqueeze(0)
         self.forwards = 0
         self.tokens = 0
         self.seconds = 0.0
@@ -135,7 +137,9 @@ class CachedModel:
 
     def _columns(self, ends: Sequence[int], width: int, uniform: bool) -> torch.Tensor:
         if uniform:
-            return torch.arange(ends[0] - width, ends[0], device=self.device).unsqueeze(0)
+            if self._places.shape[1] < ends[0]:
+                self._places = torch.arange(2 * ends[0], device=self.device).unsqueeze(0)
+            return self._places.narrow(1, ends[0] - width, width)
         columns = torch.tensor(ends, device=self.device).unsqueeze(1) + torch.arange(-width, 0, device=self.device)
         return torch.where(columns < 0, columns + width, columns)
 
@@ -147,7 +151,7 @@ class CachedModel:
         if uniform and within_windows(end, self.windows):
             if width in (1, end):
                 return None
-            mask = tail_mask(end - width, end, self.dtype, self.device)
+            mask = self.tail_mask(end - width, end)
             return mask if len(self.windows) == 1 else dict.fromkeys(self.windows, mask)
         return block_masks(columns, end, self.windows, self.dtype)
 
@@ -176,11 +180,14 @@ class MappedModel(CachedModel):
         """As [`CachedModel.feed`]; the logits are float32 and stand on the target's vocabulary."""
         if self.own_vocabulary < self.vocabulary:
             ids = torch.where(ids < self.own_vocabulary, ids, self.substitute)
-        logits = super().feed(ids, ends, keep).to(device=self.law_device, dtype=torch.float32)
+        logits = self._run(ids, ends, keep).to(device=self.law_device, dtype=torch.float32)
         missing = self.vocabulary - logits.shape[-1]
         if missing > 0:
             return functional.pad(logits, (0, missing), value=-torch.inf)
         return logits[..., : self.vocabulary] if missing else logits
+
+    def _run(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
+        return super().feed(ids, ends, keep)
 
 
 def draft_context(draft: Any) -> int | None:
@@ -208,18 +215,27 @@ def keeps_no_tensors(model: Any) -> bool:
     those in train mode, quantized ones, ones with hooks or wrappers, and rotary embeddings that adapt to the text's
     length.
     """
-    config = text_config(model)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    hooked = any(
-        hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks for module in model.modules()
-    )
     return (
         isinstance(model, PreTrainedModel)
         and not model.training
         and getattr(model, "hf_quantizer", None) is None
-        and not hooked
-        and not any(kind in str(rope) for kind in ("dynamic", "longrope"))
+        and not is_hooked(model)
+        and adapting_rope(model) is None
     )
+
+
+def is_hooked(model: Any) -> bool:
+    """Whether any module runs hooks, accelerate's (offloading, several devices) included."""
+    return any(
+        hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+    )
+
+
+def adapting_rope(model: Any) -> str | None:
+    """The kind of the rotary embeddings of `model` that change with the text's length; `None` if there are none."""
+    config = text_config(model)
+    rope = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+    return next((kind for kind in ("dynamic", "longrope") if kind in rope), None)
 
 
 def compute_device(model: Any) -> torch.device:

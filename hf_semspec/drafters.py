@@ -68,6 +68,7 @@ def chain_generator(
         "max_length": call.canvas.prompt_width + call.rules.room,
         "with_laws": with_laws or call.sampling,
         "device": call.device,
+        "static": config.compile_draft,
     }
     tokenizers = request.tokenizer, request.assistant_tokenizer
     if first_clash(*tokenizers) is None:

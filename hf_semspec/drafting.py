@@ -12,8 +12,9 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from .cache import RaggedCache, RowStates, held
 from .canvas import Canvas
 from .decoder import CachedModel, MappedModel, draft_context, warn_of_context
-from .particles import gumbel_max, token_log_probs
+from .particles import draw
 from .sampling import CallRandomness, Processors
+from .static_draft import StaticDraft
 
 
 @dataclass
@@ -127,6 +128,7 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         with_laws (`bool`): keep `log_q`; implied by sampling.
         device: where ids, laws and draws live, the target's device; by default the draft's own.
         decoder: the draft with what its cache holds already; made anew by default.
+        static (`bool`): run the new one's one-token forwards from fixed buffers.
     """
 
     def __init__(
@@ -143,9 +145,10 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         with_laws: bool = False,
         device: torch.device | None = None,
         decoder: MappedModel | None = None,
+        static: bool = False,
     ) -> None:
         self.context = draft_context(draft) or max_length
-        self.decoder: MappedModel = decoder or MappedModel(
+        self.decoder: MappedModel = decoder or (StaticDraft if static else MappedModel)(
             draft, vocabulary, device, batch, min(max_length - 2, self.context - 1)
         )
         self.device = self.decoder.law_device
@@ -199,9 +202,10 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
                 chain_rows = [row for row in range(len(live)) for _ in range(self.chains)]
                 self.decoder.cache.select(chain_rows)
                 logits, expand = logits[chain_rows], False
-            scores = logits.view(len(live), self.chains, 1, -1)
-            widths = [width + t for width in canvas.widths(live)]
-            scores = self.processors(scores, canvas.shown, live, widths).squeeze(2)
+            scores = logits.view(len(live), self.chains, -1)
+            if self.processors.processors:
+                widths = [width + t for width in canvas.widths(live)]
+                scores = self.processors(scores.unsqueeze(2), canvas.shown, live, widths).squeeze(2)
             tokens, peak, log_q = self._pick(scores, first=t == 0)
             if self.processors.processors:
                 canvas.write(live, t, tokens.unsqueeze(-1))
@@ -260,13 +264,13 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
 
     def _pick(self, scores: torch.Tensor, first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Ids (rows, chains), the highest score of each (nan shows a broken draft, -inf no law), and the law."""
-        peak, tokens = scores.max(dim=-1)
         log_q = functional.log_softmax(scores, dim=-1) if self.with_laws else None
         if self.randomness is not None:
             assert log_q is not None
             tokens, _ = self.randomness.draw(log_q.exp().flatten(0, 1))
-            tokens = tokens.view(scores.shape[:2])
-        elif first and self.chains > 1:
+            return tokens.view(scores.shape[:2]), scores.amax(dim=-1), log_q
+        peak, tokens = scores.max(dim=-1)
+        if first and self.chains > 1:
             best = scores.nan_to_num(nan=-torch.inf).topk(self.chains, dim=-1).indices  # chains agree: equal rows
             tokens = best.diagonal(dim1=1, dim2=2)
         return tokens, peak, log_q
@@ -300,7 +304,7 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
 
 
 class ParticleGenerator(ChainGenerator):
-    """Drafts the particles of every prompt, drawn by Gumbel-max; `log_q` is that of the drawn ids alone.
+    """Drafts the particles of every prompt; `log_q` is that of the drawn ids alone.
 
     Its drafts serve our loop only: a particle without its weight is no candidate.
 
@@ -331,8 +335,7 @@ class ParticleGenerator(ChainGenerator):
 
     def _pick(self, scores: torch.Tensor, first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         assert self.randomness is not None
-        tokens = gumbel_max(scores, self.randomness.exponentials(*scores.shape))
-        log_q = token_log_probs(scores, tokens)
+        tokens, log_q = draw(scores, self.randomness.uniforms(*scores.shape[:2], dtype=torch.float64))
         return tokens, log_q, log_q
 
     def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

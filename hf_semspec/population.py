@@ -12,7 +12,7 @@ from .checks import SAMPLING_SETTINGS
 from .lineage import Lineage, Returns, Round
 from .notices import warn_once
 from .outputs import DecodingStats
-from .particles import gumbel_max, log_mean_weight, log_normaliser, select, shared_prefix
+from .particles import draw, log_mean_weight, log_normaliser, select, shared_prefix
 from .speculation import check_laws, describe_model, read_on_host, warn_of_low_acceptance
 from .stopping import SettledStream
 
@@ -51,7 +51,7 @@ class Population(Particles):
         self.log_evidence = log_normalisers[:, 0]
         self.log_weights = self.log_weights.masked_fill(log_normalisers == -torch.inf, -torch.inf)
         shared = 1 if self.power == 1 else self.number
-        first = gumbel_max(block.last[:, :shared], block.noise[:, :shared], self.power)
+        first, _ = draw(block.last[:, :shared], block.uniforms[:, :shared], self.power)
         self.judge(block, first.expand(-1, self.number))
         self.commit(block)
 

@@ -109,13 +109,14 @@ class Speculation:
         raw = logits.to(device=call.device, dtype=torch.float32).view(len(self.live), self.chains, width, -1)
         kept = raw.clone() if call.logits.wanted else None
         scores = self.processors(raw, call.canvas.shown, self.live, call.canvas.widths(self.live))
-        peak, choices = scores.max(dim=-1)
+        # The index of the maximum costs several times the maximum.
+        peak, choices = (scores.amax(dim=-1), None) if call.sampling else scores.max(dim=-1)
         log_p = functional.log_softmax(scores, dim=-1) if self.with_laws else None
         uniforms = (
             call.randomness.uniforms(*scores.shape[:2], width - 1) if call.sampling and draft is not None else None
         )
         broken = ~(peak > -torch.inf).all()
-        return Block(draft, scores, kept, log_p, None if call.sampling else choices, uniforms, broken)
+        return Block(draft, scores, kept, log_p, choices, uniforms, broken)
 
     def plain(self, block: Block) -> Acceptance:
         """The decision for a block without drafts: one token from the target."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .checks import assign, bad_value, entry_of, integer, listed, real, sampling_settings
+from .checks import assign, bad_value, boolean, entry_of, integer, listed, real, sampling_settings
 
 DRAFT_SOURCES = ("model", "ngram", "ngram+model")
 
@@ -29,6 +29,9 @@ class LosslessConfig:
         max_ngram (`int`, *optional*, defaults to 3):
             The longest n-gram that is looked up, in tokens, in [1, 16]; shorter ones are tried where it is not found.
             Used by `"ngram"` and `"ngram+model"` only. Ours.
+        compile_draft (`bool`, *optional*, defaults to `False`):
+            Run the draft's one-token forwards from fixed buffers, on CUDA as a captured graph, which is faster where
+            launching kernels takes longer than running them. The tokens are the same up to rounding. Ours.
 
     Raises:
         ValueError: If a value is of the wrong type or out of its range, or `num_chains` or `"auto"` asks for a draft
@@ -41,6 +44,7 @@ class LosslessConfig:
     num_chains: int = 1
     draft: Literal["model", "ngram", "ngram+model"] = "model"
     max_ngram: int = 3
+    compile_draft: bool = False
 
     def __post_init__(self) -> None:
         _check_chains(self)
@@ -51,6 +55,10 @@ class LosslessConfig:
             raise ValueError(
                 f'`num_chains` must be 1 with draft="{self.draft}", but is {self.num_chains}: there is one text to '
                 'look up in; draft="model" draws several chains.'
+            )
+        if self.draft == "ngram" and self.compile_draft:
+            raise ValueError(
+                '`compile_draft=True` is about the draft model, and draft="ngram" has none: leave it out.'
             )
         if self.draft == "ngram" and self.num_draft_tokens == "auto":
             raise ValueError(
@@ -101,6 +109,8 @@ class EASDConfig:
         calibrated_for (`dict`, *optional*):
             Sampling settings that the thresholds were calibrated under, some or all of `do_sample`, `temperature`,
             `top_k` and `top_p`. `None` means that the thresholds are not calibrated. Ours.
+        compile_draft (`bool`, *optional*, defaults to `False`):
+            As in [`LosslessConfig`].
 
     Raises:
         ValueError: If a value is of the wrong type or out of its range.
@@ -118,6 +128,7 @@ class EASDConfig:
     trigger: Literal["entropy", "random"] = "entropy"
     trigger_rate: float = 0.0
     calibrated_for: dict[str, Any] | None = field(default=None, hash=False)
+    compile_draft: bool = False
 
     def __post_init__(self) -> None:
         _check_chains(self)
@@ -146,3 +157,4 @@ def _check_chains(config: LosslessConfig | EASDConfig) -> None:
         value = integer("num_draft_tokens", config.num_draft_tokens, 1, 64, also=' or "auto"')
         assign(config, "num_draft_tokens", value)
     assign(config, "num_chains", integer("num_chains", config.num_chains, 1, 64))
+    assign(config, "compile_draft", boolean("compile_draft", config.compile_draft))

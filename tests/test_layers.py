@@ -28,6 +28,7 @@ LAYERS = [
     ["call_state"],
     ["calls", "ngrams", "foreign"],
     ["drafting", "inputs", "results"],
+    ["static_draft"],
     ["decoder"],
     ["cache", "canvas", "masking", "sampling", "stopping", "drafts", "unsupported"],
     ["configuration", "outputs"],
