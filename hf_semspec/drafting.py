@@ -11,6 +11,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from .cache import RaggedCache, RowStates, held, text_config
 from .canvas import Canvas
+from .crossed import Source
 from .decoder import CachedModel, MappedModel
 from .notices import warn_once
 from .particles import gumbel_max, token_log_probs
@@ -125,6 +126,7 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         with_laws (`bool`): keep `log_q`; implied by sampling.
         device: where ids, laws and draws live, the target's device; by default the draft's own.
         decoder: the draft with what its cache holds already; made anew by default.
+        source: what the draft reads beside text.
     """
 
     def __init__(
@@ -141,10 +143,11 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         with_laws: bool = False,
         device: torch.device | None = None,
         decoder: MappedModel | None = None,
+        source: Source | None = None,
     ) -> None:
         self.context = draft_context(draft) or max_length
         self.decoder: MappedModel = decoder or MappedModel(
-            draft, vocabulary, device, batch, min(max_length - 2, self.context - 1)
+            draft, vocabulary, device, batch, min(max_length - 2, self.context - 1), source
         )
         self.device = self.decoder.law_device
         self.own_vocabulary = self.decoder.own_vocabulary
@@ -214,7 +217,7 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         if self.decoder.cache.is_filled:
             self.decoder.cache.select([row * self.chains + chain for row in rows for chain in range(self.chains)])
         else:
-            self.decoder.cache.batch = len(rows)
+            self.decoder.cache.select(rows)
 
     def resume(self, states: Sequence[RowStates], lengths: Sequence[int]) -> None:
         """Go on with rows of `lengths` tokens, the last of which was never fed, of which the cache held `states`."""
@@ -334,7 +337,9 @@ class ParticleGenerator(ChainGenerator):
 
 def draft_context(draft: Any) -> int | None:
     """The longest text that `draft` can read, in tokens; `None` where its config names no limit."""
-    return getattr(text_config(draft), "max_position_embeddings", None) or None
+    config = text_config(draft)
+    names = ("max_target_positions", "max_position_embeddings")
+    return next((limit for limit in (getattr(config, name, None) for name in names) if limit), None)
 
 
 def warn_of_context(context: int) -> None:

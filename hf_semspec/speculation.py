@@ -69,7 +69,9 @@ class Speculation:
     def begin(cls, request: Request, with_laws: bool = False) -> "Speculation":
         """A whole call: all rows, with the request's draft model, up to the first token."""
         call = CallState(request, request.scheme.num_chains)
-        state = cls(call, call.target(), chain_generator(call, request.scheme, with_laws), with_laws=with_laws)
+        drafter = chain_generator(call, request.scheme, with_laws)
+        call.sources.show_images(drafter, call.canvas)
+        state = cls(call, call.target(), drafter, with_laws=with_laws)
         state.prefill(call.inputs.cached)
         return state
 
@@ -267,6 +269,7 @@ def chain_generator(
         with_laws=with_laws or call.sampling,
         device=call.device,
         decoder=decoder,
+        source=None if decoder is not None else call.sources.of_draft(),
     )
 
 
