@@ -53,6 +53,7 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
             "assistant_model=... (not beside a custom_generate callable, which drops it), or decode plainly with "
             "generate(..., semspec=None)"
         )
+    check_encoders(model, draft, scheme)
     for option, off in _REFUSED.items():
         value = getattr(config, option, None)
         if value not in off:
@@ -66,7 +67,6 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         )
     if scheme.name == "smc":
         _check_sampling(scheme, config)
-    check_encoders(model, draft, scheme)
     for role, one in (("target", model), ("draft", draft)):
         _check_model(role, one, needs_masks=scheme.name != "parse")
     if getattr(scheme, "num_chains", 1) > text_config(model).vocab_size:

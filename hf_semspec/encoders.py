@@ -213,7 +213,7 @@ class Sources:
         positions = POSITIONS[model.config.model_type]
         if not nested and not _passes_positions(model):
             positions = "counted"
-        hidden = hidden.to(device)
+        hidden = hidden.to(device, model.dtype)
         if len(hidden) != batch:
             hidden = hidden.repeat_interleave(batch // len(hidden), dim=0)
         return Encoded(hidden, None if self.mask is None else self.mask.to(device), positions, nested)

@@ -28,11 +28,11 @@ IMAGE = VOCAB - 1
 MELS = 8
 FRAMES = 20  # of one segment; Whisper's encoder halves them
 FAMILIES = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus")
-# A decoder that counts its cache, one that knows distances, and one that is told positions.
-TEXT = ("t5", "bart")
 
 
-def encoder_decoder(family: str = "t5", seed: int = 0, *, vocab: int = VOCAB, eos: int | None = EOS) -> PreTrainedModel:
+def encoder_decoder(
+    family: str = "t5", seed: int = 2, *, vocab: int = VOCAB, eos: int | None = EOS, positions: int = 64
+) -> PreTrainedModel:
     """A random encoder-decoder of text in eval mode."""
     if family in ("t5", "mt5", "umt5"):
         kind = {"t5": T5Config, "mt5": MT5Config, "umt5": UMT5Config}[family]
@@ -61,7 +61,7 @@ def encoder_decoder(family: str = "t5", seed: int = 0, *, vocab: int = VOCAB, eo
             decoder_attention_heads=4,
             encoder_ffn_dim=64,
             decoder_ffn_dim=64,
-            max_position_embeddings=64,
+            max_position_embeddings=positions,
             init_std=0.3,
             decoder_start_token_id=2,
             forced_eos_token_id=None,
@@ -143,12 +143,18 @@ def llava(seed: int = 0, *, layers: int = 2, image_size: int = 8, eos: int | Non
 
 
 def _spread(model: PreTrainedModel, seed: int) -> None:
-    """Weights large enough that the source decides what is written, and no token repeats for ever."""
+    """Weights large enough that the source decides what is written, and a head of its own: a random model with a tied
+    one repeats its last token for ever."""
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in model.parameters():
+        for name, weight in model.named_parameters():
             if weight.dim() > 1:
-                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+                crossed = "encoder_attn" in name or "EncDecAttention" in name
+                placed = any(part in name for part in ("embed", "shared", "relative"))
+                scale = 2.0 if placed else 0.2 if crossed else 0.3
+                weight.copy_(scale * torch.randn(weight.shape, generator=generator))
 
 
 def _ready(model: PreTrainedModel) -> PreTrainedModel:
