@@ -10,6 +10,7 @@ from .calls import Request
 from .canvas import Canvas
 from .checks import SAMPLING_SETTINGS
 from .decoder import CachedModel, compute_device
+from .encoders import Sources
 from .inputs import read_inputs
 from .outputs import DecodingStats, RowStats
 from .results import Columns, build_cache, build_output
@@ -31,7 +32,8 @@ class CallState:
         self.request = request
         model, config = request.model, request.generation_config
         self.device = compute_device(model)
-        self.inputs = inputs = read_inputs(model, request.input_ids, request.model_kwargs, config)
+        self.sources = Sources(request)
+        self.inputs = inputs = read_inputs(model, request.input_ids, self.sources.text, config)
         self.offsets = inputs.offsets
         self.role = "target"
         self.randomness = randomness or CallRandomness(self.device, (getattr(model, "_tp_size", None) or 1) > 1)
@@ -64,7 +66,8 @@ class CallState:
     def target(self) -> CachedModel:
         """The target, with what the caller's cache holds."""
         inputs = self.inputs
-        target = CachedModel(self.request.model, self.batch, inputs.visible.shape[1] + self.rules.room - 2)
+        last = inputs.visible.shape[1] + self.rules.room - 2
+        target = CachedModel(self.request.model, self.batch, last, self.sources.of_target())
         if inputs.cache is not None and any(inputs.cached):
             target.cache.adopt(inputs.cache, inputs.visible[:, : inputs.cache.get_seq_length()])
         return target
@@ -126,6 +129,7 @@ class CallState:
         cache = None
         if self.keep_cache:
             cache = build_cache(self.request.model, self.row_states, self.inputs.visible, generated, self.inputs.cache)
+            cache = target.source.complete(cache)
         self.stream.end()
         stats = self.stats
         stats.target_forwards, stats.target_tokens = target.forwards, target.tokens

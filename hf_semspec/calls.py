@@ -10,7 +10,8 @@ from .drafting import Draft
 
 @dataclass(frozen=True)
 class Request:
-    """What `generate` hands over, with the scheme's config."""
+    """What `generate` hands over, with the scheme's config; `inputs_tensor` is what an encoder reads, before rows are
+    repeated for `num_return_sequences`."""
 
     model: Any
     draft: Any
@@ -23,6 +24,7 @@ class Request:
     model_kwargs: dict[str, Any]
     tokenizer: Any = None
     assistant_tokenizer: Any = None
+    inputs_tensor: Any = None
 
 
 @dataclass(frozen=True)

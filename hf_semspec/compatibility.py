@@ -10,6 +10,7 @@ from .cache import ROLLBACK_LAYER_TYPES, text_config
 from .decoder import takes_masks
 from .drafters import asks_for_model
 from .drafts import check_vocabularies, vocabulary_size
+from .encoders import check_encoders, decodes_encoded
 from .foreign import shared_tokens
 from .notices import warn_once
 from .static_draft import check_static
@@ -53,6 +54,7 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
     """
     draft = mode_kwargs.get("assistant_model")
     _check_presence(scheme, draft, mode_kwargs)
+    check_encoders(model, draft, scheme)
     for option, off in _REFUSED.items():
         value = getattr(config, option, None)
         if value not in off:
@@ -146,8 +148,6 @@ def _check_model(role: str, model: Any, needs_masks: bool) -> None:
 
 def _reason_against(model: Any) -> str | None:
     """Why `model` cannot be rolled back, or told from its batch; `None` if nothing speaks against it."""
-    if model.config.is_encoder_decoder:
-        return "is an encoder-decoder, which semspec does not support yet"
     if hasattr(model, "can_generate") and not model.can_generate():
         return "has no language modeling head (AutoModelForCausalLM loads one)"
     if getattr(model, "_is_stateful", False):
@@ -158,6 +158,8 @@ def _reason_against(model: Any) -> str | None:
         return f"has layers of type {', '.join(unknown)}, whose cache cannot be rolled back after a rejected draft"
     if hasattr(config, "recurrent_kv_cache_mode"):
         return "runs its layers in loops with caches of their own (recurrent_kv_cache_mode)"
+    if decodes_encoded(model):
+        return None
     # Models that derive positions, windows or biases from where a token stands in the batch or in a 2-D mask.
     parameters = inspect.signature(model.forward).parameters
     wrapper = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

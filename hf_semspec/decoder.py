@@ -10,6 +10,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from .cache import RaggedCache, attention_windows, cache_argument, text_config
+from .crossed import Source
 from .masking import TailMasks, block_masks, within_windows
 from .notices import warn_once
 from .prefixes import Slots, packed_masks
@@ -23,11 +24,13 @@ class CachedModel:
         batch (`int`): number of rows.
         last_position (`int`): positions are capped here; only tokens that can never be returned are ever fed beyond
             it.
+        source: what it reads beside text, with the cache that goes with it.
     """
 
-    def __init__(self, model: Any, batch: int, last_position: int) -> None:
+    def __init__(self, model: Any, batch: int, last_position: int, source: Source | None = None) -> None:
         self.model = model
-        self.cache = RaggedCache(batch)
+        self.source = source or Source(RaggedCache(batch))
+        self.cache = self.source.cache
         self.last_position = max(last_position, 0)
         self.windows = attention_windows(model)
         self.cache_name = cache_argument(model)
@@ -59,11 +62,34 @@ class CachedModel:
         width, low, high = ids.shape[1], min(ends), max(ends)
         end = max(high, width)
         uniform = low == high and high >= width
+        if not uniform and self.source.positions == "counted":
+            return self._feed_in_step(ids, ends, keep)
         columns = self._columns(ends, width, uniform)
-        self.cache.plan(low - width, end, None if uniform else columns)
+        if not uniform and self.source.positions == "relative":
+            self.cache.plan(end - width, end, columns)
+            mask = self.source.align([end - other for other in ends], width, self.dtype, self.device)
+        else:
+            self.cache.plan(low - width, end, None if uniform else columns)
+            mask = self._mask(columns, end, width, uniform)
         positions = columns if end <= self.last_position + 1 else columns.clamp(max=self.last_position)
-        logits = self._forward(ids, self._mask(columns, end, width, uniform), positions.expand(len(ends), -1), keep)
+        logits = self._forward(ids, mask, positions.expand(len(ends), -1), keep)
         return logits if logits.shape[1] == keep else logits[:, -keep:]
+
+    def _feed_in_step(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
+        """A forward for each length, for a model that counts what the cache holds."""
+        logits: dict[int, torch.Tensor] = {}
+        whole = self.source
+        for end in sorted(set(ends)):
+            rows = [row for row, other in enumerate(ends) if other == end]
+            block = ids[rows, max(ids.shape[1] - end, 0) :]
+            self.source = part = whole.part(rows)
+            self.cache = part.cache
+            try:
+                logits |= dict(zip(rows, CachedModel.feed(self, block, [end] * len(rows), keep), strict=True))
+            finally:
+                self.source, self.cache = whole, whole.cache
+            whole.take_back(rows, part, end - block.shape[1], end)
+        return torch.stack([logits[row] for row in range(len(ends))])
 
     def feed_packed(self, ids: torch.Tensor, slots: Slots, keep: list[int]) -> torch.Tensor:
         """Run one forward over a block whose tokens stand where `slots` says.
@@ -123,6 +149,7 @@ class CachedModel:
         }
         if self.keeps_logits and (not isinstance(keep, int) or keep < ids.shape[1]):
             arguments["logits_to_keep"] = keep
+        arguments = self.source.arguments(arguments, self.cache_name)
         with torch.inference_mode() if self.inference_mode else torch.no_grad():
             logits: torch.Tensor = self.model(**arguments).logits
         if not self.forwards and not self.cache.is_filled:
@@ -164,11 +191,19 @@ class MappedModel(CachedModel):
         vocabulary (`int`): the target's vocabulary size: ids the draft lacks get no mass, ids the target lacks are
             dropped, and a committed id that the draft cannot embed is fed to it as its pad token.
         device: where ids and laws live.
-        batch, last_position: as [`CachedModel`].
+        batch, last_position, source: as [`CachedModel`].
     """
 
-    def __init__(self, draft: Any, vocabulary: int, device: torch.device | None, batch: int, last_position: int):
-        super().__init__(draft, batch, last_position)
+    def __init__(
+        self,
+        draft: Any,
+        vocabulary: int,
+        device: torch.device | None,
+        batch: int,
+        last_position: int,
+        source: Source | None = None,
+    ) -> None:
+        super().__init__(draft, batch, last_position, source)
         config = text_config(draft)
         self.law_device = device or self.device
         self.vocabulary = vocabulary
@@ -192,7 +227,9 @@ class MappedModel(CachedModel):
 
 def draft_context(draft: Any) -> int | None:
     """The longest text that `draft` can read, in tokens; `None` where its config names no limit."""
-    return getattr(text_config(draft), "max_position_embeddings", None) or None
+    config = text_config(draft)
+    names = ("max_target_positions", "max_position_embeddings")
+    return next((limit for limit in (getattr(config, name, None) for name in names) if limit), None)
 
 
 def warn_of_context(context: int) -> None:

@@ -72,7 +72,15 @@ def chain_generator(
     }
     tokenizers = request.tokenizer, request.assistant_tokenizer
     if first_clash(*tokenizers) is None:
-        return ChainGenerator(request.draft, vocabulary, batch=call.batch, decoder=decoder, **common)
+        source = None if decoder is not None else call.sources.of_draft()
+        chains = ChainGenerator(request.draft, vocabulary, batch=call.batch, decoder=decoder, source=source, **common)
+        call.sources.show_images(chains, call.canvas)
+        return chains
+    if call.sources.beside_text:
+        raise ValueError(
+            "a draft with another tokenizer (assistant_tokenizer) reads text alone, and this prompt has more: pass a "
+            "draft of the target's family"
+        )
     rows = call.rows if rows is None else rows
     texts = dict(zip(rows, call.canvas.texts(rows), strict=True))
     return ForeignGenerator(request.draft, tokenizers, texts, vocabulary, **common)

@@ -11,6 +11,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from .cache import RaggedCache, RowStates, held
 from .canvas import Canvas
+from .crossed import Source
 from .decoder import CachedModel, MappedModel, draft_context, warn_of_context
 from .particles import draw
 from .sampling import CallRandomness, Processors
@@ -129,6 +130,7 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         device: where ids, laws and draws live, the target's device; by default the draft's own.
         decoder: the draft with what its cache holds already; made anew by default.
         static (`bool`): run the new one's one-token forwards from fixed buffers.
+        source: what the draft reads beside text.
     """
 
     def __init__(
@@ -146,10 +148,11 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         device: torch.device | None = None,
         decoder: MappedModel | None = None,
         static: bool = False,
+        source: Source | None = None,
     ) -> None:
         self.context = draft_context(draft) or max_length
         self.decoder: MappedModel = decoder or (StaticDraft if static else MappedModel)(
-            draft, vocabulary, device, batch, min(max_length - 2, self.context - 1)
+            draft, vocabulary, device, batch, min(max_length - 2, self.context - 1), source
         )
         self.device = self.decoder.law_device
         self.own_vocabulary = self.decoder.own_vocabulary
@@ -228,7 +231,7 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         if self.decoder.cache.is_filled:
             self.decoder.cache.select([row * self.chains + chain for row in rows for chain in range(self.chains)])
         else:
-            self.decoder.cache.batch = len(rows)
+            self.decoder.cache.select(rows)
 
     def resume(self, states: Sequence[RowStates], lengths: Sequence[int]) -> None:
         """Go on with rows of `lengths` tokens, the last of which was never fed, of which the cache held `states`."""

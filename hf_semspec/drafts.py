@@ -242,7 +242,8 @@ def weight_bytes(model: PreTrainedModel) -> int:
     """Bytes of weights that one forward of `model` reads: parameters and buffers as stored, quantized ones packed.
 
     Embedding tables that are only gathered from (the input embedding where it is not tied to the head, learned
-    positions) are left out. All experts of a mixture count, though a forward of few tokens reads a part of them.
+    positions) are left out, and so is the encoder of an encoder-decoder, which runs once a call. All experts of a
+    mixture count, though a forward of few tokens reads a part of them.
     """
     head = model.get_output_embeddings()
     head_weight = getattr(head, "weight", None)
@@ -252,6 +253,10 @@ def weight_bytes(model: PreTrainedModel) -> int:
         if isinstance(module, nn.Embedding) and module.weight is not head_weight
     }
     weights = [*model.parameters(), *model.buffers()]
+    if getattr(model.config, "is_encoder_decoder", False):
+        encoder, decoder = model.get_encoder(), model.get_decoder()
+        decoded = {id(weight) for weight in (*decoder.parameters(), *decoder.buffers(), head_weight)}
+        gathered |= {id(weight) for weight in (*encoder.parameters(), *encoder.buffers())} - decoded
     return sum(_stored_bytes(weight) for weight in weights if id(weight) not in gathered)
 
 

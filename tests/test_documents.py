@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GenerationMixin
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, GenerationMixin
 
 import hf_semspec
 from hf_semspec import compatibility, drafts
 from hf_semspec.bench import report
 
+from .encoder_models import encoder_decoder
 from .models import draft_of, prompts, tiny, tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +48,7 @@ def test_python_blocks_run(page, monkeypatch, tmp_path):
         return tiny(hidden=64, dtype=torch.float32)
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    monkeypatch.setattr(AutoModelForSeq2SeqLM, "from_pretrained", lambda *args, **kwargs: encoder_decoder("t5"))
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *args, **kwargs: tokenizer(chat=True))
     monkeypatch.chdir(tmp_path)
     for block in blocks(page):
