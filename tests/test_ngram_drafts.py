@@ -343,3 +343,17 @@ def test_easd_has_no_such_field() -> None:
         SemSpecConfig("easd", draft="ngram")
     with pytest.raises(TypeError):
         EASDConfig(draft="ngram")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("source", ["ngram", "ngram+model"])
+def test_an_encoder_decoder_and_a_prompt_with_an_image(source: str) -> None:
+    from tests.encoder_models import encoder_decoder, llava, pictures, sources
+
+    texts = (sources((4, 9, 6)), encoder_decoder("t5")), (pictures(((2, 3), (2, 3), (2, 3))), llava())
+    for inputs, target in texts:
+        draft = draft_of(target, "near") if source == "ngram+model" else None
+        config = SemSpecConfig("lossless", draft=source, do_sample=False, max_new_tokens=16)
+        with record_stats() as stats:
+            output = target.generate(**inputs, assistant_model=draft, generation_config=config)
+        assert torch.equal(output, target.generate(**inputs, do_sample=False, max_new_tokens=16))
+        assert stats[0].drafted > 0
