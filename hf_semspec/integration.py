@@ -108,6 +108,7 @@ def _semspec_decoding(
         model_kwargs=model_kwargs,
         tokenizer=tokenizer,
         assistant_tokenizer=assistant_tokenizer,
+        trace=bool(getattr(generation_config, "trace", False)),
     )
     try:
         output, stats = SCHEMES[scheme.name](request)
@@ -115,5 +116,8 @@ def _semspec_decoding(
         if streamer is not None:
             streamer.end()
         raise
+    if request.trace:
+        output.trace.stats, output.trace.tokenizer = stats.to_dict(), tokenizer
+        output.trace.model_name = getattr(model.config, "_name_or_path", "") or ""
     publish(stats, records)
     return output
