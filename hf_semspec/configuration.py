@@ -97,7 +97,8 @@ class SemSpecConfig(GenerationConfig):
         if trace:
             fields = {"return_dict_in_generate": True, **fields}
         super().__init__(**fields)
-        self.trace = trace
+        if trace is not False:
+            self.trace = trace
         self.semspec = scheme_config.to_dict()
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -48,7 +48,7 @@ class Inputs:
     def texts(self) -> list[list[int]]:
         """The ids of each row, without padding."""
         if self.mask is None:
-            return self.ids.tolist()  # type: ignore[no-any-return]
+            return [row.tolist() for row in self.ids]
         return [row[seen].tolist() for row, seen in zip(self.ids, self.mask, strict=True)]
 
     @property

@@ -106,7 +106,7 @@ def test_without_eos_rows_that_went_on_are_cut_at_the_end(target, draft):
 def test_recording_changes_nothing(target, draft, kind):
     """Same text, same statistics but for the clock; and without it there is no record."""
     sample = {"do_sample": True}
-    with_trace, inputs = run(target, draft, kind, **sample)
+    with_trace, _ = run(target, draft, kind, **sample)
     without, _ = run(target, draft, kind, trace=False, return_dict_in_generate=True, **sample)
     assert not hasattr(without, "trace")
     assert torch.equal(with_trace.sequences, without.sequences)

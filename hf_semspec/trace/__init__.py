@@ -89,14 +89,18 @@ class Span:
 
     Args:
         start, stop: columns of new text.
-        label: what it is, in a word or two.
+        label: what became of it, in a word or two.
+        stands: whether it is in the text.
         numbers: what it was decided by.
+        next_event: the place among the row's events of the first one after it.
     """
 
     start: int
     stop: int
     label: str
+    stands: bool
     numbers: dict[str, float | str]
+    next_event: int
 
 
 @dataclass

@@ -103,7 +103,11 @@ class ParticleRecorder:
                 place = entry["live"].index(prompt)
                 at = entry["ancestors"][place][at]
                 lineage.append((number, entry, place, at))
-            events = [event for step in reversed(lineage) for event in _events(*step, length)]
+            events = [
+                event
+                for number, entry, place, at in reversed(lineage)
+                for event in _events(number, entry, place, at, length)
+            ]
             rows.append(Row(list(prompts[prompt]), length, events, population=prompt, slot=slot))
         return Trace("smc", settings, rows, populations)
 

@@ -1,7 +1,7 @@
 """Collects what a call does, while it does it: values stay on the device until the call ends."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,7 +49,6 @@ class Recorder:
 
     def __init__(self, batch: int) -> None:
         self.log: list[list[Any]] = [[] for _ in range(batch)]  # of each row, in order: (round, place), answers, runs
-        self.spans: list[list[Span]] = [[] for _ in range(batch)]
         self.rounds: list[_Round] = []
 
     def block(
@@ -107,9 +106,9 @@ class Recorder:
         """Take tokens of one kind that `row` got, or lost, from column `start` of its new text on."""
         self.log[row].append((kind, start, ids))
 
-    def span(self, row: int, start: int, stop: int, label: str, **numbers: float | str) -> None:
-        """Take a stretch of `row` that was decided on as a whole, and by which numbers."""
-        self.spans[row].append(Span(start, stop, label, numbers))
+    def span(self, row: int, start: int, stop: int, label: str, stands: bool, **numbers: float | str) -> None:
+        """Take a stretch of `row` that was decided on as a whole, once its tokens are taken; and by which numbers."""
+        self.log[row].append((Span(start, stop, label, stands, numbers, 0),))
 
     def finish(
         self, scheme: str, settings: dict[str, Any], prompts: Sequence[Sequence[int]], lengths: Sequence[int]
@@ -120,13 +119,15 @@ class Recorder:
         chains = [entry.chains.tolist() for entry in self.rounds]
         stopped = [None if entry.stopped is None else entry.stopped.tolist() for entry in self.rounds]
         rows = []
-        for log, spans, prompt, length in zip(self.log, self.spans, prompts, lengths, strict=True):
-            row = Row(list(prompt), length, spans=spans)
+        for log, prompt, length in zip(self.log, prompts, lengths, strict=True):
+            row = Row(list(prompt), length)
             forwards = 0
             for item in log:
-                if isinstance(item[0], Answer):
-                    row.answers.append(Answer(**{**vars(item[0]), "first_event": len(row.events)}))
-                    row.events += _answer_events(*item, forwards)
+                if isinstance(item[0], Span):
+                    row.spans.append(replace(item[0], next_event=len(row.events)))
+                elif isinstance(item[0], Answer):
+                    row.answers.append(replace(item[0], first_event=len(row.events)))
+                    row.events += _answer_events(item[0], item[1], forwards)
                 elif isinstance(item[0], str):
                     kind, start, ids = item
                     row.events += [Event(kind, token, start + t, forwards) for t, token in enumerate(ids)]
@@ -148,7 +149,7 @@ def with_cut(event: Event, length: int) -> Event:
     """`event`, marked where it was committed behind a row's end at `length`."""
     if event.kind not in COMMITTED or event.position < length:
         return event
-    return Event(**{**vars(event), "cut": True})
+    return replace(event, cut=True)
 
 
 def _block_events(
