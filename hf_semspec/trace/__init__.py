@@ -204,13 +204,18 @@ class Trace:
         return {
             "format": "hf-semspec trace 1",
             "scheme": self.scheme,
-            "model": self.model_name,
+            "model": self.shown_name,
             "settings": safe(self.settings),
             "stats": safe(self.stats),
             "event_fields": list(_EVENT),
             "rows": [_row(row) for row in self.rows],
             "populations": [_population(population) for population in self.populations],
         }
+
+    @property
+    def shown_name(self) -> str:
+        """The target's name without the folders of this machine."""
+        return Path(self.model_name).name if Path(self.model_name).is_absolute() else self.model_name
 
     def save_json(self, path: str | os.PathLike[str]) -> None:
         """Write `to_dict()` to the file `path`."""

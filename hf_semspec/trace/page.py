@@ -18,7 +18,9 @@ def render(trace: Trace, tokenizer: Any) -> str:
     script = folder.joinpath("page.js").read_text(encoding="utf-8")
     # The page runs this script and nothing else, whatever a token spells, and loads nothing.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; base-uri 'none'"
+    )
     speller = Speller(tokenizer)
     title = f"How {escape(trace.scheme)} wrote this text"
     rows = [Panel(trace, number, speller).html() for number in range(len(trace.rows))]
@@ -35,7 +37,7 @@ def render(trace: Trace, tokenizer: Any) -> str:
 
 def _settings(trace: Trace) -> str:
     sampling = trace.settings.get("do_sample")
-    facts = [f"target {trace.model_name}"] if trace.model_name else []
+    facts = [f"target {trace.shown_name}"] if trace.model_name else []
     facts.append(f"sampled at temperature {trace.settings.get('temperature') or 1:g}" if sampling else "greedy")
     for name in ("num_draft_tokens", "num_chains", "num_particles", "segment_tokens"):
         if trace.settings.get(name) not in (None, 1):
