@@ -144,7 +144,7 @@
     const pane = panel.querySelector(".details");
     const text = panel.querySelector(".text");
     if (text) roving(text, () => all(text, "[role=option]"), pane, inText);
-    for (const tree of all(panel, ".tree")) roving(tree, () => all(tree, "circle"), tree.parentElement.querySelector(".details"), inTree);
+    for (const tree of all(panel, ".tree")) roving(tree, () => all(tree, "circle"), tree.closest(".split").querySelector(".details"), inTree);
     for (const box of all(panel, "input[type=checkbox]"))
       box.addEventListener("change", () => text.classList.toggle("drafts", box.checked));
     for (const button of all(panel, ".legend button"))
