@@ -144,7 +144,11 @@
     const pane = panel.querySelector(".details");
     const text = panel.querySelector(".text");
     if (text) roving(text, () => all(text, "[role=option]"), pane, inText);
-    for (const tree of all(panel, ".tree")) roving(tree, () => all(tree, "circle"), tree.closest(".split").querySelector(".details"), inTree);
+    // An SVG that listens for focus takes it itself in some browsers: what is around it listens.
+    for (const tree of all(panel, ".tree")) {
+      const around = tree.parentElement;
+      roving(around, () => all(tree, "circle"), around.closest(".split").querySelector(".details"), inTree);
+    }
     for (const box of all(panel, "input[type=checkbox]"))
       box.addEventListener("change", () => text.classList.toggle("drafts", box.checked));
     for (const button of all(panel, ".legend button"))
