@@ -253,6 +253,10 @@ class SemSpecOutput(GenerateDecoderOnlyOutput):
     log_evidence: torch.Tensor
     sequence_log_weights: torch.Tensor
 
+    def __getattr__(self, name: str) -> Any:
+        hint = ": pass trace=True to SemSpecConfig to record it" if name == "trace" else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
 
 _lock = threading.Lock()
 _open_records: list[list[DecodingStats]] = []

@@ -9,6 +9,7 @@ import torch
 
 from hf_semspec import EASDConfig, SemSpecConfig
 from hf_semspec.trace import COMMITTED, DROPPED, KINDS, Trace
+from hf_semspec.trace.recorder import Recorder
 
 from .helpers import JUDGE, WEAK_DRAFTS, check_identities, new_tokens, plain_rows
 from .models import draft_of, prompts, tiny, tokenizer
@@ -45,7 +46,7 @@ def draft(target):
 def run(target, draft, kind, *, call=None, lengths=LENGTHS, **fields):
     scheme, own = CONFIGS[kind]
     torch.manual_seed(fields.pop("seed", 3))
-    config = SemSpecConfig(scheme, **{"trace": True, "max_new_tokens": 24, **own, **fields})
+    config = SemSpecConfig(scheme, **{"trace": True, "max_new_tokens": 18, **own, **fields})
     inputs = prompts(lengths)
     output = target.generate(
         **inputs, **(call or {}), assistant_model=draft, tokenizer=tokenizer(), generation_config=config
@@ -102,13 +103,17 @@ def test_without_eos_rows_that_went_on_are_cut_at_the_end(target, draft):
     assert {row.length for row in output.trace.rows} == {1}
 
 
-@pytest.mark.parametrize("kind", ["lossless", "easd", "chains", "parse", "smc"])
-def test_recording_changes_nothing(target, draft, kind):
+@pytest.mark.parametrize(
+    ("kind", "sample"),
+    [("lossless", True), ("chains", False), ("easd", True), ("parse", True), ("parse plain", False), ("smc", True)],
+)
+def test_recording_changes_nothing(target, draft, kind, sample):
     """Same text, same statistics but for the clock; and without it there is no record."""
-    sample = {"do_sample": True}
+    sample = {"do_sample": sample}
     with_trace, _ = run(target, draft, kind, **sample)
     without, _ = run(target, draft, kind, trace=False, return_dict_in_generate=True, **sample)
-    assert not hasattr(without, "trace")
+    with pytest.raises(AttributeError, match="trace=True"):
+        _ = without.trace
     assert torch.equal(with_trace.sequences, without.sequences)
     pair = [
         {name: value for name, value in output.stats.to_dict().items() if "seconds" not in name and name != "drafting"}
@@ -167,7 +172,7 @@ def test_a_rejected_token_stands_before_its_replacement(target, draft):
 def test_greedy_events_follow_from_plain_decoding(target, draft):
     """The accepted token is the target's choice, the rejected one is not."""
     output, inputs = run(target, draft, "chains", do_sample=False)
-    plain = plain_rows(target, inputs, max_new_tokens=24)
+    plain = plain_rows(target, inputs, max_new_tokens=18)
     for row, ids in zip(output.trace.rows, plain.tolist(), strict=True):
         for event in row.events:
             if event.kind in ("accepted", "rejected") and event.position < row.length:
@@ -292,3 +297,23 @@ def test_saved_json_is_what_to_dict_says(target, draft, tmp_path):
     assert saved == output.trace.to_dict()
     kinds = [dict(zip(saved["event_fields"], event, strict=True))["kind"] for event in saved["rows"][0]["events"]]
     assert set(kinds) <= set(KINDS)
+
+
+def test_a_scheme_that_decides_by_the_segment_records_runs_and_spans():
+    """What is taken by hand: tokens of one kind, and the stretch that was decided on."""
+    recorder = Recorder(2)
+    recorder.tokens(1, 0, [5, 6, 7], "accepted")
+    recorder.span(1, 0, 3, "by the draft", True, p_hat=0.8, rule="ratio")
+    recorder.tokens(1, 3, [8, 9], "rejected")
+    recorder.span(1, 3, 5, "rejected", False, p_hat=0.1)
+    recorder.tokens(1, 3, [4, 3], "plain")
+    trace = recorder.finish("lossless", {}, [[1], [2]], [0, 4])
+    row = trace.rows[1]
+    assert row.tokens == [5, 6, 7, 4]
+    assert row.counts()["cut"] == 1
+    assert [(span.start, span.stop, span.stands, span.next_event) for span in row.spans] == [
+        (0, 3, True, 3),
+        (3, 5, False, 5),
+    ]
+    assert trace.to_dict()["rows"][1]["spans"][0]["numbers"] == {"p_hat": 0.8, "rule": "ratio"}
+    assert trace.rows[0].events == []

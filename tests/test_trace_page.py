@@ -20,7 +20,7 @@ TRACES = {
     "smc": lambda length: weighted(length),
     "many particles": lambda length: weighted(length, particles=256),
 }
-VOID = {"meta", "link", "img", "input", "br", "path", "circle", "rect", "polyline"}
+VOID = {"meta", "link", "img", "input", "br"}
 
 
 class Elements(HTMLParser):

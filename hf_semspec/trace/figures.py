@@ -131,7 +131,7 @@ def _nodes(
         heaviest = sorted(range(number), key=lambda slot: (slot in chosen[column], shares[slot]), reverse=True)[:most]
         copies = [entry.ancestors.count(slot) for slot in range(number)]
         for slot in sorted(heaviest):
-            kind = "c" if slot in chosen[column] else "a" if slot in alive[column] else ""
+            kind = "c" if slot in chosen[column] else "a" if slot in alive[column] else "gone"
             facts = [f"Round {column}, particle {slot}"]
             if entry.log_weights is not None and entry.ess is not None:
                 facts.append(f"log weight: {figure(entry.log_weights[slot])}")
@@ -147,7 +147,7 @@ def _nodes(
             facts.append(f"text: {spoken(speller.text(ids[:SNIPPET]))}{more}" if ids else "text: had ended before")
             radius = 2.2 + 5 * math.sqrt(shares[slot]) if entry.log_weights is not None else 3
             parts.append(
-                f'<circle cx="{x(column)}" cy="{y(slot)}" r="{radius:.1f}"{f" class={kind}" if kind else ""} '
+                f'<circle cx="{x(column)}" cy="{y(slot)}" r="{radius:.1f}" class="{kind}" '
                 f'id="{name}-{column}-{slot}" tabindex="{-1 if parts else 0}" role="img" '
                 f'aria-label="{escape("; ".join(facts))}"/>'
             )
@@ -166,7 +166,7 @@ def verdicts(answer: Answer, valid: float, accepted: float) -> str:
     Args:
         valid, accepted: the `prefix_threshold` and the `accept_threshold`.
     """
-    width, height, left, top = 680, 150, 40, 16
+    width, height, left, top = 900, 150, 40, 16
     longest = max(answer.written, 1)
 
     def x(length: int) -> float:
@@ -197,8 +197,9 @@ def verdicts(answer: Answer, valid: float, accepted: float) -> str:
     for one in seen:
         full = one is answer.prefixes[-1]
         good = one.confidence >= (accepted if full else valid)
+        mark = "yes" if good else "no"
         shape = f'cx="{x(one.length)}" cy="{y(one.confidence)}" r="{6 if full else 4}"'
-        parts.append(f"<circle {shape}{' class=yes' if good else ''}/>")
+        parts.append(f'<circle {shape} class="{mark}"/>')
     return "".join(parts) + "</svg>"
 
 

@@ -58,7 +58,8 @@ class Panel:
         drafted = min(counts["accepted"] + counts["kept"], counts["emitted"])
         cards.append(("by the draft", f"{drafted / max(counts['emitted'], 1):.0%}"))
         if trace.scheme != "smc" and counts["tested"]:
-            cards.append(("acceptance", f"{counts['accepted'] / counts['tested']:.0%}"))
+            name = "accepted in revision" if self.row.answers else "acceptance"
+            cards.append((name, f"{counts['accepted'] / counts['tested']:.0%}"))
         if counts["rounds"]:
             cards.append(("rounds", str(counts["rounds"])))
         if counts["triggered"]:
