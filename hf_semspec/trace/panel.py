@@ -20,7 +20,7 @@ NAMES = {
     "unkept": "cut off the draft's answer",
 }
 SMC_NAMES = {"accepted": "drafted by the particle", "bonus": "last of a block, by the target"}
-_HEADS = ("Event", "Token", "What happened", "Position", "Id", "Round", "log p", "log q", "H(p)", "H(q)", "Note")
+_HEADS = ("Event", "Token", "What happened", "Column", "Id", "Round", "log p", "log q", "H(p)", "H(q)", "Note")
 
 
 class Panel:
@@ -41,12 +41,14 @@ class Panel:
         """The whole panel."""
         number = self.number
         named = f' role="tabpanel" aria-labelledby="tab-{number}"' if len(self.trace.rows) > 1 else ""
+        dropped = any(event.kind in DROPPED for event in self.row.events)
+        opens = "; <kbd>Enter</kbd> on a token opens the drafts it replaced" if dropped else ""
         pictures = self._answers() + self._spans() + self._entropies() + self._population()
         return (
             f'<section class="row" id="row-{number}"{named}>{self._cards()}{self._legend()}'
             f'<div class="split"><div>{self._text()}'
             '<p class="hint">Point at a token, or press <kbd>Tab</kbd> and move with the arrow keys, '
-            "<kbd>Home</kbd> and <kbd>End</kbd>; <kbd>Enter</kbd> on a token opens the drafts it replaced.</p></div>"
+            f"<kbd>Home</kbd> and <kbd>End</kbd>{opens}.</p></div>"
             '<aside class="details" aria-label="Details of the token"><h2>Details</h2>'
             '<p class="hint">Nothing chosen yet.</p></aside></div>'
             f"{pictures}{self._marks_table()}{self._table()}{self._prompt()}</section>"
@@ -225,7 +227,7 @@ class Panel:
                 (str(i + 1), ""),
                 (spoken_piece(piece), ' class="tok"'),
                 (self.names[event.kind], ""),
-                (str(event.position + 1), ""),
+                (str(event.position), ""),
                 (str(event.token), ""),
                 (str(event.round), ""),
             ]
