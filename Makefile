@@ -12,7 +12,7 @@ XDIST     = -n 2
 
 # Tests of mathematics, measuring and pages, which no version of transformers changes: the newest one runs them.
 NEWEST_ONLY = acceptance acceptance_laws arithmetic_lab bench documents evaluation_report evaluation_run evaluation_tasks \
-	layers parse_calibration particles prefixes smc_config uncertainty
+	layers parse_calibration particles prefixes smc_config trace_page uncertainty
 
 .PHONY: venv demo test test-grid test-oldest test-5.17 lint types bench lab clean
 .DELETE_ON_ERROR:

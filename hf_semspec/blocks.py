@@ -35,11 +35,14 @@ class Block:
         scores: (rows, N, γ+1, vocabulary) float32, the target's processed scores.
         logits: the same before the processors; `None` unless the caller wants them.
         uniforms: (rows, N) float64 in [0, 1) for the one token that is drawn from the target.
-        tokens: (rows, N, γ+1) what is committed, padding after a particle's end; like all below, set by the round.
+        drawn: (rows, N, γ+1) the drafted ids and the bonus, whatever their particle's end; like all below, set by the
+            round.
+        tokens: (rows, N, γ+1) what is committed of them, padding after a particle's end.
         kept: (rows, N) how many of them belong to its text; 0 if it was finished before.
         ended: (rows, N) whether it is finished.
         collapsed: (rows,) whether the drafted block was dropped.
         died: (rows,) particles whose weight vanished.
+        log_weights: (rows, N), with the block's increments.
     """
 
     ids: torch.Tensor
@@ -51,11 +54,13 @@ class Block:
     scores: torch.Tensor
     logits: torch.Tensor | None
     uniforms: torch.Tensor
+    drawn: torch.Tensor = field(init=False)
     tokens: torch.Tensor = field(init=False)
     kept: torch.Tensor = field(init=False)
     ended: torch.Tensor = field(init=False)
     collapsed: torch.Tensor = field(init=False)
     died: torch.Tensor = field(init=False)
+    log_weights: torch.Tensor = field(init=False)
 
 
 class Particles:
@@ -143,6 +148,7 @@ class Particles:
         tokens, limit = functional.pad(block.ids, (0, 1)), block.drafted + 1
         places = torch.arange(tokens.shape[-1], device=self.device)
         tokens = torch.where(places == block.drafted.unsqueeze(-1), bonus.unsqueeze(-1), tokens)
+        block.drawn = tokens
         ends = functional.pad(self._is_eos(tokens), (0, 1), value=True).long().argmax(dim=-1) + 1
         if self.rules.called:
             self.canvas.write(self.live, 0, self._padded(tokens, ends))
@@ -209,7 +215,8 @@ class Particles:
         block.ended = torch.where(dropped, self.finished | self._is_eos(token), block.ended)
         self.log_evidence = self.log_evidence.masked_fill(block.collapsed, -torch.inf)
         lawless = (law.amax(dim=-1) == -torch.inf) & ~self.finished
-        return torch.where(dropped, self.log_weights.masked_fill(lawless, -torch.inf), log_weights)
+        block.log_weights = torch.where(dropped, self.log_weights.masked_fill(lawless, -torch.inf), log_weights)
+        return block.log_weights
 
     def _judge_revived(self, block: Block) -> list[list[int]]:
         """Ask the caller's criteria about the tokens of dropped blocks too; who is finished then, (live, N)."""

@@ -16,6 +16,7 @@ from .outputs import DecodingStats, RowStats
 from .results import Columns, build_cache, build_output
 from .sampling import CallRandomness
 from .stopping import SettledStream, StopRules
+from .trace.recorder import Recorder
 
 
 class CallState:
@@ -52,6 +53,7 @@ class CallState:
         self.rows_end_alone = self.rules.has_eos  # without EOS plain `generate` keeps all rows going until the last
         self.stats = DecodingStats(request.scheme.name, [RowStats() for _ in range(batch)])
         self.stats.sampling = {name: getattr(config, name, None) for name in SAMPLING_SETTINGS}
+        self.trace = Recorder(batch) if request.trace else None
 
     @property
     def batch(self) -> int:
@@ -85,6 +87,7 @@ class CallState:
         other.hits = {}
         other.rows_end_alone = True
         other.stats = DecodingStats(self.stats.scheme, [RowStats() for _ in self.rows])
+        other.trace = None
         return other
 
     def lengths(self, live: Sequence[int]) -> list[int]:
@@ -140,4 +143,7 @@ class CallState:
         stats.total_seconds = time.perf_counter() - self.began
         if not config.return_dict_in_generate:
             return sequences, stats
-        return build_output(sequences, self.scores.upto(width), self.logits.upto(width), cache, stats), stats
+        output = build_output(sequences, self.scores.upto(width), self.logits.upto(width), cache, stats)
+        if self.trace is not None:
+            output.trace = self.trace.finish(stats.scheme, self.request.settings, self.inputs.texts, generated)
+        return output, stats

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from .checks import SAMPLING_SETTINGS
 from .drafting import Draft
 
 
@@ -25,6 +26,13 @@ class Request:
     tokenizer: Any = None
     assistant_tokenizer: Any = None
     inputs_tensor: Any = None
+    trace: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The scheme's fields, and the resolved sampling settings."""
+        sampling = {name: getattr(self.generation_config, name, None) for name in SAMPLING_SETTINGS}
+        return {**self.scheme.to_dict(), **sampling}
 
 
 @dataclass(frozen=True)

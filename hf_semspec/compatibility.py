@@ -60,6 +60,11 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         if value not in off:
             more = f"; {STOCK_CALLS[option]}" if option in STOCK_CALLS else ""
             raise ValueError(f"{option}={value!r} is not supported by semspec: leave it out, or {PLAINLY}{more}")
+    if getattr(config, "trace", False) and not config.return_dict_in_generate:
+        raise ValueError(
+            "trace=True puts the record on the output object, but return_dict_in_generate is off: turn it on, or "
+            "leave out trace"
+        )
     watermark = getattr(config, "watermarking_config", None)
     if type(watermark).__name__ == "SynthIDTextWatermarkingConfig":
         raise ValueError(f"watermarking_config of SynthID keeps a state between tokens: leave it out, or {PLAINLY}")

@@ -41,7 +41,7 @@ def drafter(
         most,
         dict(zip(rows, call.canvas.texts(rows), strict=True)),
         max_length=call.canvas.prompt_width + call.rules.room,
-        with_laws=with_laws or call.sampling,
+        with_laws=with_laws or call.sampling or call.trace is not None,
         device=call.device,
         max_ngram=config.max_ngram,
     )
@@ -66,7 +66,7 @@ def chain_generator(
         ),
         "chains": config.num_chains,
         "max_length": call.canvas.prompt_width + call.rules.room,
-        "with_laws": with_laws or call.sampling,
+        "with_laws": with_laws or call.sampling or call.trace is not None,
         "device": call.device,
         "static": config.compile_draft,
     }

@@ -130,6 +130,7 @@ def _semspec_decoding(
         tokenizer=tokenizer,
         assistant_tokenizer=assistant_tokenizer,
         inputs_tensor=inputs_tensor,
+        trace=bool(getattr(generation_config, "trace", False)),
     )
     try:
         output, stats = SCHEMES[scheme.name](request)
@@ -137,5 +138,8 @@ def _semspec_decoding(
         if streamer is not None:
             streamer.end()
         raise
+    if request.trace:
+        output.trace.stats, output.trace.tokenizer = stats.to_dict(), tokenizer
+        output.trace.model_name = getattr(model.config, "_name_or_path", "") or ""
     publish(stats, records)
     return output

@@ -54,7 +54,7 @@ class Speculation:
         self.target = target
         self.drafter = drafter
         self.live = list(call.rows if live is None else live)
-        self.with_laws = with_laws or call.sampling
+        self.with_laws = with_laws or call.sampling or call.trace is not None
         self.limits = limits or [call.rules.room] * call.batch
         self.pause = pause or (lambda row, ids: False)
         self.chains = drafter.chains
@@ -131,6 +131,8 @@ class Speculation:
         call, canvas, live = self.call, self.call.canvas, self.live
         accepted, outcomes, chains, tokens = self._read(block, decision)
         starts, widths = [canvas.generated[row] for row in live], canvas.widths(live)
+        if call.trace is not None:
+            call.trace.block(block, decision, live, starts, tokens, outcomes)
         counts = [min(n + 1, self.limits[row] - start) for n, row, start in zip(accepted, live, starts, strict=True)]
         for columns, values in ((call.scores, block.scores), (call.logits, block.logits)):
             if columns.wanted and values is not None:

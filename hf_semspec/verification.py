@@ -92,6 +92,9 @@ class Verification:
             index = kept_prefix(verdict.confidences, config.boundary, config.prefix_threshold, uniform)
             kept = answer.written if accepted else verdict.lengths[index - 1] if index else 0
             total = answer.start + kept
+            if call.trace is not None:
+                written = call.canvas.texts([row])[0][-answer.written :] if answer.written else []
+                call.trace.answer(row, answer.start, written, kept, accepted, verdict.lengths, verdict.confidences)
             call.clear(row, total, answer.start + answer.written)
             call.canvas.generated[row] = total
             if (kept == answer.written and answer.finished) or total == call.rules.room:

@@ -36,7 +36,7 @@ LAYERS = [
     ["configuration", "outputs"],
     ["smc_config", "parse_config"],
     ["token_configs"],
-    ["checks", "notices"],
+    ["checks", "notices", "trace"],
     ["acceptance", "uncertainty", "particles", "prefixes"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
