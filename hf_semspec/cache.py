@@ -5,7 +5,6 @@ used. A forward writes its block at explicit columns, in place, into buffers tha
 only a matter of which columns the next attention mask shows.
 """
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,8 @@ from torch import nn
 from transformers.cache_utils import Cache as Cache
 from transformers.cache_utils import CacheLayerMixin, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerateDecoderOnlyOutput
+
+from .wrappers import forward_parameters
 
 ROLLBACK_LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -24,7 +25,7 @@ CACHE_FIELD = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields
 
 def cache_argument(model: nn.Module) -> str:
     """Name of the forward argument that takes the cache; a wrapper that hides it gets the installed version's."""
-    parameters = inspect.signature(model.forward).parameters
+    parameters = forward_parameters(model)
     return next((name for name in ("cache", "past_key_values") if name in parameters), CACHE_FIELD)
 
 

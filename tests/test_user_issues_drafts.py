@@ -49,21 +49,6 @@ def quantizable(folder: Path, seed: int = 0) -> PreTrainedModel:
 
 
 @pytest.mark.quantized
-@pytest.mark.parametrize("quantization", ["nf4", "int8"])
-@pytest.mark.parametrize("kind", EXACT)
-def test_ui27_a_quantized_draft_as_an_object(kind: str, quantization: str, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    target = quantizable(tmp_path)
-    inputs = prompts((3, 8))
-    for source in (str(tmp_path), target):
-        draft = load_draft(source, quantization=quantization)
-        assert draft.is_quantized
-        output = assisted(target, draft, inputs, kind, max_new_tokens=15, return_dict_in_generate=True)
-        assert torch.equal(new_tokens(output, inputs), plain_rows(target, inputs, max_new_tokens=15))
-        check_identities(output.stats, [15, 15])
-
-
-@pytest.mark.quantized
 @pytest.mark.deprecated
 def test_ui27_a_quantized_draft_given_by_name_to_a_pipeline(tmp_path: Path) -> None:
     """Stock casts it, which a 4-bit model refuses."""
@@ -204,20 +189,6 @@ def test_ui32_models_are_called_through_their_hooks(kind: str) -> None:
     assert torch.equal(new_tokens(output, inputs), expected)
     assert counters[0].calls == of_target.calls == output.stats.target_forwards > 0
     assert counters[1].calls == of_draft.calls == output.stats.draft_forwards > 0
-
-
-@pytest.mark.filterwarnings("ignore:You are calling .generate")
-def test_ui32_offloaded_target() -> None:
-    """Weights that live elsewhere between forwards come back through accelerate's hooks only."""
-    from accelerate import cpu_offload
-
-    target = tiny("llama", 0)
-    draft = draft_of(target, "near")
-    inputs = prompts((3, 8))
-    expected = plain_rows(target, inputs, max_new_tokens=15)
-    cpu_offload(target, execution_device=torch.device("cpu"))
-    assert torch.equal(plain_rows(target, inputs, max_new_tokens=15), expected)
-    assert torch.equal(new_tokens(assisted(target, draft, inputs, max_new_tokens=15), inputs), expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

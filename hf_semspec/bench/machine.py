@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("hf-semspec", "torch", "transformers", "accelerate", "bitsandbytes")
+PACKAGES = ("hf-semspec", "torch", "transformers", "accelerate", "bitsandbytes", "torchao", "hqq")
 
 
 def describe(command: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ def markdown(result: dict[str, Any]) -> str:
     """The tables of one result of [`run_goals`], ready for the page."""
     return "\n\n".join(
         (
-            _origin(result["meta"]),
+            origin(result["meta"]),
             "### Goals\n\n" + _goals(result["goals"]),
             "### Loop overhead\n\n" + _overhead(result["overhead"]),
             "### Batch 1\n\n" + _single(result["batch1"], result["pair"]),
@@ -31,12 +31,21 @@ def write_page(result: dict[str, Any], page: Path) -> None:
     Raises:
         ValueError: the page lacks the marks.
     """
+    write_between(markdown(result), page)
+
+
+def write_between(tables: str, page: Path) -> None:
+    """Replace what stands between the two marks in `page` by `tables`.
+
+    Raises:
+        ValueError: the page lacks the marks.
+    """
     text = page.read_text(encoding="utf-8")
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r} to write between.")
-    page.write_text(f"{head}{BEGIN}\n{markdown(result)}\n{END}{tail}", encoding="utf-8")
+    page.write_text(f"{head}{BEGIN}\n{tables}\n{END}{tail}", encoding="utf-8")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -45,7 +54,8 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
 
 
-def _origin(meta: dict[str, Any]) -> str:
+def origin(meta: dict[str, Any]) -> str:
+    """One line on the command, commit, versions and machine of a result."""
     machine = meta["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in meta["versions"].items() if number)
     where = f"{machine['processor']}, {machine['cores']} cores, {machine['torch_threads']} torch threads"

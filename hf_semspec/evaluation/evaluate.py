@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checks import integer
-from ..loading import OWN_DRAFTS, device_by_name, dtype_by_name, load_named_draft
+from ..loading import device_by_name, dtype_by_name, is_own_draft, load_named_draft
 from .contenders import Contender, parse_contenders
 from .decoding import Pair
 from .grids import Grid, parse_grid
@@ -250,7 +250,7 @@ def _load(
         raise ValueError("a model that is passed loaded needs its tokenizer: pass tokenizer=...")
     if isinstance(draft, str | Path):
         name = str(draft)
-        if name not in OWN_DRAFTS and draft_tokenizer is None:
+        if not is_own_draft(name) and draft_tokenizer is None:
             draft_tokenizer = _tokenizer_of(name)
         stored = resolved if isinstance(resolved, torch.dtype) else None
         draft = load_named_draft(name, model, device=device, dtype=stored)
