@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "hf_semspec"
 LAYERS = [
     ["cli"],
     ["evaluation"],
-    ["demo", "bench"],
-    ["comparison", "loading"],
+    ["demo", "bench", "recipe_command"],
+    ["comparison", "loading", "recipe"],
     [""],
     ["parse_calibration"],
     ["integration", "calibration"],
@@ -29,9 +29,10 @@ LAYERS = [
     ["drafting", "inputs", "results"],
     ["decoder"],
     ["cache", "canvas", "masking", "sampling", "stopping", "drafts"],
-    ["configuration", "outputs"],
+    ["configuration", "outputs", "sidecar"],
     ["smc_config", "parse_config"],
     ["token_configs"],
+    ["stored"],
     ["checks", "notices"],
     ["acceptance", "uncertainty", "particles", "prefixes"],
 ]
