@@ -1,6 +1,7 @@
 """Recipes: folders that `generate(custom_generate=...)` runs, written by the command line."""
 
 import ast
+import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import transformers
 from packaging.version import Version
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, dynamic_module_utils
 
+import hf_semspec
 from hf_semspec import SemSpecConfig, cli, record_stats
 from hf_semspec.recipe import REQUIREMENT, export_recipe
 from hf_semspec.sidecar import Sidecar
@@ -31,7 +33,11 @@ def pair() -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 @pytest.fixture(autouse=True)
-def _own_module_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package counts as installed, and what transformers copies of a recipe goes where the test's files go."""
+    version = importlib.metadata.version
+    found = {"hf-semspec": hf_semspec.__version__}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: found.get(name) or version(name))
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
 
 
