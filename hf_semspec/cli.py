@@ -1,4 +1,4 @@
-"""The command line: `hf-semspec demo`, `generate`, `trace`, `bench` and `eval`."""
+"""The command line: `hf-semspec demo`, `generate`, `trace`, `bench`, `eval` and `export-recipe`."""
 
 from __future__ import annotations
 
@@ -67,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
 
     command.add_arguments(bench)
     bench.set_defaults(run=command.execute)
+
+    export = commands.add_parser("export-recipe", help="write a folder for generate(custom_generate=...)")
+    from . import recipe_command
+
+    recipe_command.add_arguments(export, _setting)
+    export.set_defaults(run=recipe_command.execute)
 
     evaluate = commands.add_parser("eval", help="quality beside speed: every scheme and its rivals on a task of yours")
     from .evaluation import command as evaluation_command

@@ -6,15 +6,18 @@ the file it saves is an ordinary `generation_config.json`: stock transformers lo
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig
 
-from .checks import bad_value, class_of, config_from_entry, field_names, unknown_name
+from .checks import bad_value, class_of, config_from_entry, field_names, shown, unknown_name
 from .parse_config import PARSEConfig as PARSEConfig
 from .smc_config import SMCConfig as SMCConfig
 from .smc_config import sampling_fields
+from .stored import check_depth, check_generation_values, read_object
 from .token_configs import TOKEN_LEVEL_CONFIGS
 from .token_configs import EASDConfig as EASDConfig
 from .token_configs import LosslessConfig as LosslessConfig
@@ -153,8 +156,10 @@ class SemSpecConfig(GenerationConfig):
 
         Raises:
             TypeError: If a keyword is no valid name.
-            ValueError: If there is no `semspec` entry, it is malformed, or a field of the scheme stands outside it.
+            ValueError: If there is no `semspec` entry, it is malformed, a field of the scheme stands outside it, or
+                another entry has a value that is not what its name says, or the name of a method.
         """
+        _check_stored(config_dict)
         stored = {name: value for name, value in config_dict.items() if name not in ("_from_model_config", "trace")}
         entry = stored.pop("semspec", None)
         if entry is None:
@@ -177,10 +182,20 @@ class SemSpecConfig(GenerationConfig):
                 name: kwargs.pop(name) for name in list(kwargs) if name not in {*own, *generation_names, "trace"}
             }
         known = {name: stored.pop(name) for name in list(stored) if name in generation_names}
-        config = cls(scheme_config.name, **{**own, **known, **kwargs})
+        try:
+            config = cls(scheme_config.name, **{**own, **known, **kwargs})
+        except (AttributeError, KeyError, TypeError) as error:
+            if any(name not in {*own, *generation_names} for name in kwargs):
+                raise
+            raise ValueError(f"transformers cannot make a generation config of these entries: {error}") from error
         # Not by setattr: an entry may be named like another scheme's field, which this config refuses to set.
         config.__dict__.update(stored)
         return (config, unused) if return_unused else config
+
+    @classmethod
+    def _dict_from_json_file(cls, json_file: str | os.PathLike[str]) -> dict[str, Any]:
+        # `from_pretrained` reads by this; stock's own lets some broken files through to errors that name nothing.
+        return read_object(json_file)
 
 
 class _SchemeField:
@@ -209,6 +224,20 @@ for _name in _ALL_FIELDS:
 
 def _generation_names() -> tuple[str, ...]:
     return tuple(name for name in vars(GenerationConfig()) if not name.startswith("_"))
+
+
+def _check_stored(entries: Any) -> None:
+    """Refuse what a file may hold that no config could be saved with."""
+    if not isinstance(entries, Mapping):
+        raise ValueError(f"a generation config must be a dict, but is {shown(entries)}")
+    check_depth("this generation config", entries)
+    for name in entries:
+        # As an attribute it would stand in the place of a method.
+        if not isinstance(name, str) or (name not in _ALL_FIELDS and hasattr(SemSpecConfig, name)):
+            raise ValueError(
+                f"{shown(name)} cannot be an entry of a generation config: it is no name, or that of a method"
+            )
+    check_generation_values(entries)
 
 
 def _scheme_class(name: Any) -> type[SchemeConfig]:

@@ -23,7 +23,14 @@ from hf_semspec.configuration import (
 
 pytestmark = pytest.mark.seam
 
-LOSSLESS = {"scheme": "lossless", "num_draft_tokens": 5, "num_chains": 1, "compile_draft": False}
+LOSSLESS = {
+    "scheme": "lossless",
+    "num_draft_tokens": 5,
+    "num_chains": 1,
+    "draft": "model",
+    "max_ngram": 3,
+    "compile_draft": False,
+}
 EASD = {
     "scheme": "easd",
     "num_draft_tokens": 5,

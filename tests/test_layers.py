@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "hf_semspec"
 LAYERS = [
     ["cli"],
     ["evaluation"],
-    ["bench"],
-    ["demo", "comparison", "loading"],
+    ["bench", "recipe_command"],
+    ["demo", "comparison", "loading", "recipe"],
     [""],
     ["parse_calibration"],
     ["integration", "calibration"],
@@ -33,9 +33,10 @@ LAYERS = [
     ["decoder"],
     ["crossed"],
     ["cache", "canvas", "masking", "sampling", "stopping", "drafts", "unsupported"],
-    ["configuration", "outputs", "quantizations", "self_drafts", "wrappers"],
+    ["configuration", "outputs", "quantizations", "self_drafts", "sidecar", "wrappers"],
     ["smc_config", "parse_config"],
     ["token_configs"],
+    ["stored"],
     ["checks", "notices", "trace"],
     ["acceptance", "uncertainty", "particles", "prefixes"],
 ]
