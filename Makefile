@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 OLDEST := 4.57.6
 MIDDLE := 5.17.0
 ARGS   ?=
-EXTRAS := dev,demo,bench,eval,quant
+EXTRAS := dev,demo,bench,eval,quant,serving,docs
 
 # One thread a process: two test workers on two cores, and float sums that do not depend on the machine.
 RUN_TESTS = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
@@ -12,9 +12,9 @@ XDIST     = -n 2
 
 # Tests of mathematics, measuring and pages, which no version of transformers changes: the newest one runs them.
 NEWEST_ONLY = acceptance acceptance_laws arithmetic_lab bench documents evaluation_report evaluation_run evaluation_tasks \
-	layers parse_calibration particles prefixes smc_config uncertainty
+	examples imports layers parse_calibration particles prefixes serving smc_config trace_page uncertainty
 
-.PHONY: venv demo test test-grid test-oldest test-5.17 lint types bench lab clean
+.PHONY: venv demo test test-grid test-oldest test-5.17 lint types docs notebook bench lab clean
 .DELETE_ON_ERROR:
 
 venv: $(VENV)/.stamp
@@ -59,6 +59,13 @@ lint: $(VENV)/.stamp
 
 types: $(VENV)/.stamp
 	$(BIN)/mypy
+
+# The pages as a site in out/site; a link that leads nowhere, or a page outside the menu, is an error.
+docs: $(VENV)/.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+notebook: $(VENV)/.stamp
+	$(RUN_TESTS) $(BIN)/python -m pytest -q --nbmake examples/tour.ipynb $(ARGS)
 
 bench: $(VENV)/.stamp-model
 	OMP_NUM_THREADS=1 $(BIN)/python -m hf_semspec.bench --out docs/bench --page docs/benchmarks.md $(ARGS)

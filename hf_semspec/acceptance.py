@@ -24,6 +24,8 @@ class Acceptance(NamedTuple):
         law (`(B, V)`, or `None` if greedy): probabilities that the next token is drawn from; sums to 1.
         token (`(B,)` int64, or `None` if sampling): the next token.
         chain (`(B,)` int64): the first of the chains that carry the accepted tokens; 0 for a single chain.
+        triggered (`(B,)` int64, or `None`): where the outcome is `RESAMPLED`, the token that passed; `None` if that
+            is the drafted one of `chain`.
     """
 
     num_accepted: Tensor
@@ -31,6 +33,7 @@ class Acceptance(NamedTuple):
     law: Tensor | None
     token: Tensor | None
     chain: Tensor
+    triggered: Tensor | None = None
 
 
 def residual_law(p: Tensor, q: Tensor) -> Tensor:
@@ -190,7 +193,8 @@ def accept_chains(
     p = _rows(log_p.flatten(1, 2), chain * (gamma + 1) + num_accepted).exp_()
     q = _rows(log_q.flatten(1, 2), chain * gamma + last_tested.squeeze(-1)).exp_().mul_(scale)
     stopped_at = None if triggers is None else torch.stack(tokens, -1).gather(-1, last_tested)
-    return Acceptance(num_accepted, outcome, _next_law(p, q, outcome, stopped_at, penalty), None, chain)
+    passed = None if stopped_at is None else stopped_at.squeeze(-1)
+    return Acceptance(num_accepted, outcome, _next_law(p, q, outcome, stopped_at, penalty), None, chain, passed)
 
 
 def accept_chains_greedy(
@@ -234,10 +238,11 @@ def accept_chains_greedy(
     # Of the chains that carry the prefix one may have been tested where another was not drafted.
     outcome = (outcomes * (lengths == num_accepted.unsqueeze(-1))).amax(-1)
     positions = chain * choices.shape[-1] + num_accepted
-    token = choices.flatten(1).gather(-1, positions.unsqueeze(-1)).squeeze(-1)
+    passed = choices.flatten(1).gather(-1, positions.unsqueeze(-1)).squeeze(-1)
+    token = passed
     if triggers is not None and log_p is not None:
         token = _next_choice(_rows(log_p.flatten(1, 2), positions).exp_(), token, outcome, penalty)
-    return Acceptance(num_accepted, outcome, None, token, chain)
+    return Acceptance(num_accepted, outcome, None, token, chain, None if triggers is None else passed)
 
 
 def _test_depth(

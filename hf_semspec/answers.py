@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 
 from .cache import RowStates, held, text_config
 from .call_state import CallState
-from .decoder import CachedModel, MappedModel
-from .drafting import NoDrafts, draft_context, warn_of_context
+from .decoder import CachedModel, MappedModel, draft_context, warn_of_context
+from .drafting import NoDrafts
 from .judging import Answer
 from .ngrams import NGramGenerator
 from .sampling import Processors
 from .speculation import Speculation
+from .static_draft import StaticDraft
 
 NGRAM_TOKENS = 5
 Run = Callable[[Speculation], None]
@@ -32,7 +33,8 @@ class AnswerWriter:
         self.vocabulary = int(text_config(request.model).vocab_size)
         longest = call.canvas.prompt_width + call.rules.room
         self.context = draft_context(request.draft) or longest
-        self.model: CachedModel = MappedModel(
+        kind = StaticDraft if request.scheme.compile_draft else MappedModel
+        self.model: CachedModel = kind(
             request.draft, self.vocabulary, call.device, call.batch, min(longest, self.context) - 1
         )
         self.processors = Processors(request.processors).copies()

@@ -17,7 +17,7 @@ from .canvas import Canvas
 from .decoder import CachedModel, compute_device
 from .drafting import Draft, DraftLength, ParticleGenerator
 from .inputs import read_inputs
-from .particles import gumbel_max, token_log_probs
+from .particles import draw, token_log_probs
 from .sampling import BlockProcessors, CallRandomness, in_blocks, with_temperature
 from .speculation import read_on_host
 from .stopping import ParticleStopRules
@@ -34,12 +34,15 @@ class Block:
         last: (rows, N, vocabulary) processed scores after those, the bonus token's law.
         scores: (rows, N, γ+1, vocabulary) float32, the target's processed scores.
         logits: the same before the processors; `None` unless the caller wants them.
-        noise: (rows, N, vocabulary) exponentials for the one token that is drawn from the target.
-        tokens: (rows, N, γ+1) what is committed, padding after a particle's end; like all below, set by the round.
+        uniforms: (rows, N) float64 in [0, 1) for the one token that is drawn from the target.
+        drawn: (rows, N, γ+1) the drafted ids and the bonus, whatever their particle's end; like all below, set by the
+            round.
+        tokens: (rows, N, γ+1) what is committed of them, padding after a particle's end.
         kept: (rows, N) how many of them belong to its text; 0 if it was finished before.
         ended: (rows, N) whether it is finished.
         collapsed: (rows,) whether the drafted block was dropped.
         died: (rows,) particles whose weight vanished.
+        log_weights: (rows, N), with the block's increments.
     """
 
     ids: torch.Tensor
@@ -50,12 +53,14 @@ class Block:
     last: torch.Tensor
     scores: torch.Tensor
     logits: torch.Tensor | None
-    noise: torch.Tensor
+    uniforms: torch.Tensor
+    drawn: torch.Tensor = field(init=False)
     tokens: torch.Tensor = field(init=False)
     kept: torch.Tensor = field(init=False)
     ended: torch.Tensor = field(init=False)
     collapsed: torch.Tensor = field(init=False)
     died: torch.Tensor = field(init=False)
+    log_weights: torch.Tensor = field(init=False)
 
 
 class Particles:
@@ -99,6 +104,7 @@ class Particles:
             max_length=width + self.rules.room,
             device=self.device,
             shared_start=self.power == 1,
+            static=scheme.compile_draft,
         )
         self.log_weights = torch.zeros(batch, self.number, dtype=torch.float64, device=self.device)
         self.log_evidence = torch.zeros(batch, dtype=torch.float64, device=self.device)
@@ -133,15 +139,16 @@ class Particles:
         log_q = self.log_weights.new_zeros(ids.shape) if draft is None or draft.log_q is None else draft.log_q
         drafted = torch.tensor(counts, device=self.device)
         last = scores[torch.arange(rows, device=self.device), :, drafted]
-        noise = self.randomness.exponentials(*last.shape)
+        uniforms = self.randomness.uniforms(rows, self.number, dtype=torch.float64)
         log_p = token_log_probs(scores[:, :, :-1], ids)
-        return Block(ids, counts, drafted.unsqueeze(1), log_q, log_p, last, scores, unprocessed, noise)
+        return Block(ids, counts, drafted.unsqueeze(1), log_q, log_p, last, scores, unprocessed, uniforms)
 
     def judge(self, block: Block, bonus: torch.Tensor) -> None:
         """Cut each particle at its first EOS, stopping criterion or the length limit; the bonus ends its block."""
         tokens, limit = functional.pad(block.ids, (0, 1)), block.drafted + 1
         places = torch.arange(tokens.shape[-1], device=self.device)
         tokens = torch.where(places == block.drafted.unsqueeze(-1), bonus.unsqueeze(-1), tokens)
+        block.drawn = tokens
         ends = functional.pad(self._is_eos(tokens), (0, 1), value=True).long().argmax(dim=-1) + 1
         if self.rules.called:
             self.canvas.write(self.live, 0, self._padded(tokens, ends))
@@ -201,14 +208,15 @@ class Particles:
         block.collapsed = gone.all(dim=-1)
         dropped = block.collapsed.unsqueeze(-1)
         law, single = block.scores[:, :, 0], (~self.finished).long()
-        token = gumbel_max(law, block.noise, self.power)
+        token, _ = draw(law, block.uniforms, self.power)
         tokens = functional.pad(token.unsqueeze(-1), (0, block.ids.shape[-1]))
         block.tokens = torch.where(dropped.unsqueeze(-1), self._padded(tokens, single), block.tokens)
         block.kept = torch.where(dropped, single, block.kept)
         block.ended = torch.where(dropped, self.finished | self._is_eos(token), block.ended)
         self.log_evidence = self.log_evidence.masked_fill(block.collapsed, -torch.inf)
         lawless = (law.amax(dim=-1) == -torch.inf) & ~self.finished
-        return torch.where(dropped, self.log_weights.masked_fill(lawless, -torch.inf), log_weights)
+        block.log_weights = torch.where(dropped, self.log_weights.masked_fill(lawless, -torch.inf), log_weights)
+        return block.log_weights
 
     def _judge_revived(self, block: Block) -> list[list[int]]:
         """Ask the caller's criteria about the tokens of dropped blocks too; who is finished then, (live, N)."""

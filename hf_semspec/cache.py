@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.cache_utils import Cache as Cache
-from transformers.cache_utils import CacheLayerMixin, DynamicCache
+from transformers.cache_utils import CacheLayerMixin, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from .wrappers import forward_parameters
@@ -71,9 +71,8 @@ class RaggedLayer(CacheLayerMixin):
         owner, end = self.owner, self.owner.end
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        self.reserve(end)
         keys, values = self.keys, self.values
-        if keys.shape[2] < end:
-            keys, values = self.keys, self.values = (self._grown(keys), self._grown(values))
         if owner.columns is None:
             keys.narrow(2, owner.start, end - owner.start).copy_(key_states)
             values.narrow(2, owner.start, end - owner.start).copy_(value_states)
@@ -82,6 +81,11 @@ class RaggedLayer(CacheLayerMixin):
             keys[rows, :, columns] = key_states.transpose(1, 2)
             values[rows, :, columns] = value_states.transpose(1, 2)
         return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+
+    def reserve(self, end: int) -> None:
+        """Make sure that columns up to `end` exist."""
+        if self.keys.shape[2] < end:
+            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
 
     def _grown(self, states: torch.Tensor) -> torch.Tensor:
         grown = states.new_zeros((*states.shape[:2], self.owner.capacity, states.shape[3]))
@@ -313,3 +317,18 @@ def given_cache(model_kwargs: dict[str, Any]) -> Cache | None:
             "returns) or none"
         )
     return cache
+
+
+def paired_caches(own: Cache, crossed: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> EncoderDecoderCache:
+    """`own` for a decoder's attention to its text, beside the keys and values that it has of its encoder: one pair a
+    layer, none before the first forward."""
+    other = DynamicCache()
+    for index, (keys, values) in enumerate(crossed):
+        other.update(keys, values, index)
+    return EncoderDecoderCache(own, other)
+
+
+def cross_states(cache: EncoderDecoderCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The keys and values of the encoder, one pair a layer."""
+    layers = cache.cross_attention_cache.layers
+    return [(layer.keys, layer.values) for layer in layers if layer.is_initialized]

@@ -94,7 +94,7 @@ def calibrate_easd(
         trigger="entropy",
         calibrated_for=None,
     )
-    settings = {"do_sample": False} if generation_config is None else generation_config.to_diff_dict()
+    settings: dict[str, Any] = {"do_sample": False} if generation_config is None else generation_config.to_diff_dict()
     settings = {name: value for name, value in settings.items() if name not in ("transformers_version", "semspec")}
     call = SemSpecConfig(exact, **{**settings, "max_new_tokens": max_new_tokens, "return_dict_in_generate": True})
     target_values, draft_values, sampling = [], [], {}

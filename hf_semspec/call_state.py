@@ -10,11 +10,13 @@ from .calls import Request
 from .canvas import Canvas
 from .checks import SAMPLING_SETTINGS
 from .decoder import CachedModel, compute_device
+from .encoders import Sources
 from .inputs import read_inputs
 from .outputs import DecodingStats, RowStats
 from .results import Columns, build_cache, build_output
 from .sampling import CallRandomness
 from .stopping import SettledStream, StopRules
+from .trace.recorder import Recorder
 
 
 class CallState:
@@ -31,7 +33,8 @@ class CallState:
         self.request = request
         model, config = request.model, request.generation_config
         self.device = compute_device(model)
-        self.inputs = inputs = read_inputs(model, request.input_ids, request.model_kwargs, config)
+        self.sources = Sources(request)
+        self.inputs = inputs = read_inputs(model, request.input_ids, self.sources.text, config)
         self.offsets = inputs.offsets
         self.role = "target"
         self.randomness = randomness or CallRandomness(self.device, (getattr(model, "_tp_size", None) or 1) > 1)
@@ -50,6 +53,7 @@ class CallState:
         self.rows_end_alone = self.rules.has_eos  # without EOS plain `generate` keeps all rows going until the last
         self.stats = DecodingStats(request.scheme.name, [RowStats() for _ in range(batch)])
         self.stats.sampling = {name: getattr(config, name, None) for name in SAMPLING_SETTINGS}
+        self.trace = Recorder(batch) if request.trace else None
 
     @property
     def batch(self) -> int:
@@ -64,7 +68,8 @@ class CallState:
     def target(self) -> CachedModel:
         """The target, with what the caller's cache holds."""
         inputs = self.inputs
-        target = CachedModel(self.request.model, self.batch, inputs.visible.shape[1] + self.rules.room - 2)
+        last = inputs.visible.shape[1] + self.rules.room - 2
+        target = CachedModel(self.request.model, self.batch, last, self.sources.of_target())
         if inputs.cache is not None and any(inputs.cached):
             target.cache.adopt(inputs.cache, inputs.visible[:, : inputs.cache.get_seq_length()])
         return target
@@ -82,6 +87,7 @@ class CallState:
         other.hits = {}
         other.rows_end_alone = True
         other.stats = DecodingStats(self.stats.scheme, [RowStats() for _ in self.rows])
+        other.trace = None
         return other
 
     def lengths(self, live: Sequence[int]) -> list[int]:
@@ -126,6 +132,7 @@ class CallState:
         cache = None
         if self.keep_cache:
             cache = build_cache(self.request.model, self.row_states, self.inputs.visible, generated, self.inputs.cache)
+            cache = target.source.complete(cache)
         self.stream.end()
         stats = self.stats
         stats.target_forwards, stats.target_tokens = target.forwards, target.tokens
@@ -136,4 +143,7 @@ class CallState:
         stats.total_seconds = time.perf_counter() - self.began
         if not config.return_dict_in_generate:
             return sequences, stats
-        return build_output(sequences, self.scores.upto(width), self.logits.upto(width), cache, stats), stats
+        output = build_output(sequences, self.scores.upto(width), self.logits.upto(width), cache, stats)
+        if self.trace is not None:
+            output.trace = self.trace.finish(stats.scheme, self.request.settings, self.inputs.texts, generated)
+        return output, stats

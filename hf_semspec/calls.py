@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
+from .checks import SAMPLING_SETTINGS
 from .drafting import Draft
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `generate` hands over, with the scheme's config."""
+    """What `generate` hands over, with the scheme's config; `inputs_tensor` is what an encoder reads, before rows are
+    repeated for `num_return_sequences`."""
 
     model: Any
     draft: Any
@@ -23,6 +25,14 @@ class Request:
     model_kwargs: dict[str, Any]
     tokenizer: Any = None
     assistant_tokenizer: Any = None
+    inputs_tensor: Any = None
+    trace: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The scheme's fields, and the resolved sampling settings."""
+        sampling = {name: getattr(self.generation_config, name, None) for name in SAMPLING_SETTINGS}
+        return {**self.scheme.to_dict(), **sampling}
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,13 @@ def real(name: str, value: Any, highest: float = math.inf) -> float:
     return number
 
 
+def boolean(name: str, value: Any) -> bool:
+    """`value` if it is a bool, a ValueError otherwise."""
+    if not isinstance(value, bool):
+        raise bad_value(name, value, "a bool")
+    return value
+
+
 def sampling_settings(settings: Any) -> dict[str, Any] | None:
     """`calibrated_for` with its values checked, a ValueError where one is wrong; None stands for unset."""
     if settings is None:

@@ -1,4 +1,4 @@
-"""The command line: `hf-semspec demo`, `generate`, `bench` and `eval`."""
+"""The command line: `hf-semspec demo`, `generate`, `trace`, `bench`, `eval` and `export-recipe`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,18 +53,50 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
 
     generate = commands.add_parser("generate", help="decode a prompt with a scheme, then plainly, and compare")
-    generate.add_argument("--model", required=True, help="the target: a Hub id or a folder")
-    generate.add_argument("--draft", required=True, help=DRAFT_HELP)
-    generate.add_argument("--scheme", default="lossless", choices=tuple(SCHEME_CONFIGS))
-    generate.add_argument("--prompt", required=True, help='the prompt; "-" reads it from standard input')
-    generate.add_argument("--raw", action="store_true", help="pass the prompt as it is, without the chat template")
-    generate.add_argument("--max-new-tokens", type=_positive, default=128, metavar="N")
-    generate.add_argument(
+    _add_decoding(generate, required=True)
+    generate.set_defaults(run=_generate)
+
+    trace = commands.add_parser("trace", help="decode a prompt with a scheme and save a page that shows every token")
+    _add_decoding(trace, required=False)
+    trace.add_argument("--out", required=True, metavar="PAGE.html", help="the page to write")
+    trace.add_argument("--json", metavar="FILE", help="write the same record as JSON too")
+    trace.set_defaults(run=_trace)
+
+    bench = commands.add_parser("bench", help="measure the project's goals on models made for it")
+    from .bench import command
+
+    command.add_arguments(bench)
+    bench.set_defaults(run=command.execute)
+
+    export = commands.add_parser("export-recipe", help="write a folder for generate(custom_generate=...)")
+    from . import recipe_command
+
+    recipe_command.add_arguments(export, _setting)
+    export.set_defaults(run=recipe_command.execute)
+
+    evaluate = commands.add_parser("eval", help="quality beside speed: every scheme and its rivals on a task of yours")
+    from .evaluation import command as evaluation_command
+
+    evaluation_command.add_arguments(evaluate)
+    evaluate.set_defaults(run=evaluation_command.execute)
+    return parser
+
+
+def _add_decoding(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """What to decode, by which pair; the demo's own model where none is `required`."""
+    own = "" if required else " (default: the demo's SmolLM2-135M and a copy of it)"
+    parser.add_argument("--model", required=required, help="the target: a Hub id or a folder" + own)
+    parser.add_argument("--draft", required=required, help=DRAFT_HELP)
+    parser.add_argument("--scheme", default="lossless", choices=tuple(SCHEME_CONFIGS))
+    parser.add_argument("--prompt", required=True, help='the prompt; "-" reads it from standard input')
+    parser.add_argument("--raw", action="store_true", help="pass the prompt as it is, without the chat template")
+    parser.add_argument("--max-new-tokens", type=_positive, default=128, metavar="N")
+    parser.add_argument(
         "--dtype", default="auto", help="the target's dtype (float32, bfloat16, ...; default: as stored)"
     )
-    generate.add_argument("--device", help="where both models live (default: cuda if there is one, else cpu)")
-    generate.add_argument("--seed", type=int, default=0)
-    generate.add_argument(
+    parser.add_argument("--device", help="where both models live (default: cuda if there is one, else cpu)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -72,20 +105,6 @@ def _parser() -> argparse.ArgumentParser:
         dest="settings",
         help="a field of the scheme or of GenerationConfig; may be repeated",
     )
-    generate.set_defaults(run=_generate)
-
-    bench = commands.add_parser("bench", help="measure the project's goals on models made for it")
-    from .bench import command
-
-    command.add_arguments(bench)
-    bench.set_defaults(run=command.execute)
-
-    evaluate = commands.add_parser("eval", help="quality beside speed: every scheme and its rivals on a task of yours")
-    from .evaluation import command as evaluation_command
-
-    evaluation_command.add_arguments(evaluate)
-    evaluate.set_defaults(run=evaluation_command.execute)
-    return parser
 
 
 def _demo(arguments: argparse.Namespace, command: str) -> int:
@@ -161,26 +180,9 @@ def _verdict(kind: str, plain: Run, lossless: Run, *, cuda: bool) -> str:
 def _generate(arguments: argparse.Namespace, command: str) -> int:
     console = _console()
     logging.disable_progress_bar()
-    settings = dict(arguments.settings)
-    settings.setdefault("max_new_tokens", arguments.max_new_tokens)
-    for name in ("return_dict_in_generate", "num_return_sequences"):
-        if name in settings:
-            raise ValueError(f"--set {name}: the command decodes one text and reads its statistics itself")
-    config = SemSpecConfig(arguments.scheme, **settings, return_dict_in_generate=True)
-    device = device_by_name(arguments.device)
-    dtype = dtype_by_name(arguments.dtype)
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    with console.status(f"loading {arguments.model}"):
-        model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype, device_map={"": device}).eval()
-        tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    with console.status(f"loading the draft {arguments.draft}"):
-        draft = load_named_draft(arguments.draft, model, device=device)
-    ids = encode(tokenizer, prompt, chat=not arguments.raw)
-
+    config = _config_of(arguments)
+    model, tokenizer, draft, ids = _pair_of(arguments, console)
     run, plain = Run(arguments.scheme), Run(PLAIN)
-    # Greedy unless asked otherwise: the model's own sampling defaults would make the two texts incomparable.
-    if config.do_sample is None:
-        config.do_sample = False
     torch.manual_seed(arguments.seed)
     streamer = TextStreamer(tokenizer, skip_prompt=True)
     decode(run, model, ids, config, draft=draft, streamer=streamer, tokenizer=tokenizer)
@@ -190,6 +192,58 @@ def _generate(arguments: argparse.Namespace, command: str) -> int:
     console.print()
     console.print(comparison_table([plain, run]))
     return 0
+
+
+def _trace(arguments: argparse.Namespace, command: str) -> int:
+    console = _console()
+    logging.disable_progress_bar()
+    out = Path(arguments.out)
+    if not out.parent.is_dir():
+        raise ValueError(f"--out {out}: there is no folder {out.parent}")
+    config = _config_of(arguments, trace=True)
+    model, tokenizer, draft, ids = _pair_of(arguments, console)
+    torch.manual_seed(arguments.seed)
+    streamer = TextStreamer(tokenizer, skip_prompt=True)
+    output = decode(Run(arguments.scheme), model, ids, config, draft=draft, streamer=streamer, tokenizer=tokenizer)
+    output.trace.save_html(out, tokenizer)
+    console.print(f"\n{out}: {out.stat().st_size / 1024:.0f} kB, open it in a browser", highlight=False)
+    if arguments.json:
+        output.trace.save_json(arguments.json)
+    return 0
+
+
+def _config_of(arguments: argparse.Namespace, *, trace: bool = False) -> SemSpecConfig:
+    """The config that the arguments describe; greedy unless they ask for sampling, whatever the model's defaults."""
+    settings = dict(arguments.settings)
+    settings.setdefault("max_new_tokens", arguments.max_new_tokens)
+    for name in ("return_dict_in_generate", "num_return_sequences", "trace"):
+        if name in settings:
+            raise ValueError(f"--set {name}: the command decodes one text and reads its statistics itself")
+    config = SemSpecConfig(arguments.scheme, **settings, trace=trace, return_dict_in_generate=True)
+    # The model's own sampling defaults would make texts incomparable.
+    if config.do_sample is None:
+        config.do_sample = False
+    return config
+
+
+def _pair_of(arguments: argparse.Namespace, console: Any) -> tuple[Any, Any, Any, torch.Tensor]:
+    """Target, tokenizer, draft and the prompt's ids."""
+    device = device_by_name(arguments.device)
+    dtype = dtype_by_name(arguments.dtype)
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    name, draft_name = arguments.model, arguments.draft
+    if name is None:
+        from .demo import smollm2_folder
+
+        name, draft_name = str(smollm2_folder()), draft_name or ("nf4" if device.startswith("cuda") else "bf16")
+    elif draft_name is None:
+        raise ValueError(f"--draft is missing: {DRAFT_HELP}")
+    with console.status(f"loading {name}"):
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device}).eval()
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    with console.status(f"loading the draft {draft_name}"):
+        draft = load_named_draft(draft_name, model, device=device)
+    return model, tokenizer, draft, encode(tokenizer, prompt, chat=not arguments.raw)
 
 
 def _config(scheme: str | SchemeConfig, max_new_tokens: int) -> SemSpecConfig:

@@ -7,8 +7,13 @@ from transformers import GenerationConfig
 
 from .cache import ROLLBACK_LAYER_TYPES, text_config
 from .decoder import takes_masks
-from .drafts import check_vocabularies
+from .drafters import asks_for_model
+from .drafts import check_vocabularies, vocabulary_size
+from .encoders import check_encoders, decodes_encoded
+from .foreign import shared_tokens
 from .notices import warn_once
+from .static_draft import check_static
+from .unsupported import STOCK_CALLS, other_kind
 from .wrappers import forward_parameters, prompt_adapter
 
 PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
@@ -33,6 +38,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "cache_implementation": (None, "dynamic"),
     "return_legacy_cache": (None, False),
 }
+# Schemes that can use a draft with another tokenizer.
+_ANY_TOKENIZER = ("lossless", "easd", "parse")
 _IGNORED = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
 
@@ -46,16 +53,18 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         ValueError: names the option and the way out.
     """
     draft = mode_kwargs.get("assistant_model")
-    if draft is None:
-        raise ValueError(
-            f"the generation config asks for the scheme {scheme.name!r}, which needs a draft: pass "
-            "assistant_model=... (not beside a custom_generate callable, which drops it), or decode plainly with "
-            "generate(..., semspec=None)"
-        )
+    _check_presence(scheme, draft, mode_kwargs)
+    check_encoders(model, draft, scheme)
     for option, off in _REFUSED.items():
         value = getattr(config, option, None)
         if value not in off:
-            raise ValueError(f"{option}={value!r} is not supported by semspec: leave it out, or {PLAINLY}")
+            more = f"; {STOCK_CALLS[option]}" if option in STOCK_CALLS else ""
+            raise ValueError(f"{option}={value!r} is not supported by semspec: leave it out, or {PLAINLY}{more}")
+    if getattr(config, "trace", False) and not config.return_dict_in_generate:
+        raise ValueError(
+            "trace=True puts the record on the output object, but return_dict_in_generate is off: turn it on, or "
+            "leave out trace"
+        )
     watermark = getattr(config, "watermarking_config", None)
     if type(watermark).__name__ == "SynthIDTextWatermarkingConfig":
         raise ValueError(f"watermarking_config of SynthID keeps a state between tokens: leave it out, or {PLAINLY}")
@@ -66,19 +75,45 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
     if scheme.name == "smc":
         _check_sampling(scheme, config)
     for role, one in (("target", model), ("draft", draft)):
-        _check_model(role, one, needs_masks=scheme.name != "parse")
+        if one is not None:
+            _check_model(role, one, needs_masks=scheme.name != "parse")
+    if scheme.compile_draft:
+        check_static(draft)
     if getattr(scheme, "num_chains", 1) > text_config(model).vocab_size:
         raise ValueError(
             f"num_chains={scheme.num_chains} exceeds the vocabulary of {text_config(model).vocab_size} ids: lower it"
         )
-    tokenizers = mode_kwargs.get("tokenizer"), mode_kwargs.get("assistant_tokenizer")
-    foreign = check_vocabularies(model, draft, *tokenizers, by_text=scheme.name == "parse")
-    if foreign and scheme.revise_with is not None:
-        raise ValueError(
-            f"revise_with={scheme.revise_with.name!r} drafts token by token, which needs one vocabulary, but the "
-            "draft's tokenizer is foreign to the target's: pass revise_with=None"
-        )
+    if draft is not None:
+        _check_tokenizers(model, draft, scheme, mode_kwargs)
     _warn_of_ignored(config)
+
+
+def _check_presence(scheme: Any, draft: Any, mode_kwargs: dict[str, Any]) -> None:
+    """Refuse a call that lacks the draft its scheme needs, or has one that the scheme would not use."""
+    if not asks_for_model(scheme):
+        for option in ("assistant_model", "assistant_tokenizer"):
+            if mode_kwargs.get(option) is not None:
+                raise ValueError(
+                    f'draft="ngram" looks its drafts up in the text and has no use for {option}: leave it out, or set '
+                    'draft="ngram+model" to have the model draft where nothing is found'
+                )
+    elif draft is None:
+        raise ValueError(
+            f"the generation config asks for the scheme {scheme.name!r}, which needs a draft: pass "
+            "assistant_model=... (not beside a custom_generate callable, which drops it), or decode plainly with "
+            'generate(..., semspec=None); the scheme lossless drafts without a model where draft="ngram"'
+        )
+
+
+def _check_tokenizers(model: Any, draft: Any, scheme: Any, mode_kwargs: dict[str, Any]) -> None:
+    """Refuse a draft of another vocabulary under a scheme that cannot use it, or one that shares nothing."""
+    tokenizers = mode_kwargs.get("tokenizer"), mode_kwargs.get("assistant_tokenizer")
+    foreign = check_vocabularies(model, draft, *tokenizers, allow_foreign=scheme.name in _ANY_TOKENIZER)
+    by_token = getattr(scheme, "revise_with", scheme) is not None
+    if foreign and scheme.compile_draft:
+        raise ValueError("compile_draft=True needs a draft with the target's tokenizer: leave it out")
+    if foreign and by_token:
+        shared_tokens(*tokenizers, vocabulary_size(model), vocabulary_size(draft))
 
 
 def _check_sampling(scheme: Any, config: Any) -> None:
@@ -101,6 +136,9 @@ def _check_model(role: str, model: Any, needs_masks: bool) -> None:
         raise ValueError(
             f"{name} is no model of transformers: load it, as load_draft does, and unwrap it if it is wrapped"
         )
+    other = other_kind(model) if role == "draft" else None
+    if other is not None:
+        raise ValueError(f"{name} {other}")
     way_out = PLAINLY if role == "target" else "pass another draft"
     reason = _reason_against(model)
     if reason is not None:
@@ -115,8 +153,6 @@ def _check_model(role: str, model: Any, needs_masks: bool) -> None:
 
 def _reason_against(model: Any) -> str | None:
     """Why `model` cannot be rolled back, or told from its batch; `None` if nothing speaks against it."""
-    if model.config.is_encoder_decoder:
-        return "is an encoder-decoder, which semspec does not support yet"
     if hasattr(model, "can_generate") and not model.can_generate():
         return "has no language modeling head (AutoModelForCausalLM loads one)"
     if prompt_adapter(model) is not None:
@@ -129,6 +165,8 @@ def _reason_against(model: Any) -> str | None:
         return f"has layers of type {', '.join(unknown)}, whose cache cannot be rolled back after a rejected draft"
     if hasattr(config, "recurrent_kv_cache_mode"):
         return "runs its layers in loops with caches of their own (recurrent_kv_cache_mode)"
+    if decodes_encoded(model):
+        return None
     # Models that derive positions, windows or biases from where a token stands in the batch or in a 2-D mask.
     parameters = forward_parameters(model)
     wrapper = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

@@ -6,15 +6,18 @@ the file it saves is an ordinary `generation_config.json`: stock transformers lo
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig
 
-from .checks import class_of, config_from_entry, field_names, unknown_name
+from .checks import bad_value, class_of, config_from_entry, field_names, shown, unknown_name
 from .parse_config import PARSEConfig as PARSEConfig
 from .smc_config import SMCConfig as SMCConfig
 from .smc_config import sampling_fields
+from .stored import check_depth, check_generation_values, read_object
 from .token_configs import TOKEN_LEVEL_CONFIGS
 from .token_configs import EASDConfig as EASDConfig
 from .token_configs import LosslessConfig as LosslessConfig
@@ -48,10 +51,14 @@ class SemSpecConfig(GenerationConfig):
     The scheme's fields are attributes beside those of `GenerationConfig` and are checked when set, so
     `generate(..., generation_config=config, num_draft_tokens=9)` works as for any other option. What is stored is one
     extra entry, `semspec`, a plain dict. Set it to `None`, or call `generate(..., semspec=None)`, to decode plainly.
+    Beside it stands `trace`, which belongs to the process and is never stored.
 
     Args:
         scheme (`str`, [`LosslessConfig`], [`EASDConfig`], [`PARSEConfig`] or [`SMCConfig`]):
             The scheme's name, `"lossless"`, `"easd"`, `"parse"` or `"smc"`, or its config.
+        trace (`bool`, *optional*, defaults to `False`):
+            Record what happens to every token: the output then has a `trace`, so `return_dict_in_generate` defaults
+            to `True`. Text and statistics stay as they are.
         fields:
             Fields of that scheme (not beside a scheme config, which has them already) and of `GenerationConfig`, in
             one namespace. With `"smc"`, which always samples, `do_sample`, `top_k` and `top_p` default to `True`, 0
@@ -64,20 +71,23 @@ class SemSpecConfig(GenerationConfig):
     """
 
     semspec: dict[str, Any] | None
+    trace: bool = False
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """Stands for the scheme's fields, which are added below the class."""
 
-    def __init__(self, scheme: str | SchemeConfig, **fields: Any) -> None:
+    def __init__(self, scheme: str | SchemeConfig, *, trace: bool = False, **fields: Any) -> None:
         scheme_class = type(scheme) if isinstance(scheme, SchemeConfig) else _scheme_class(scheme)
         own = {name: fields.pop(name) for name in field_names(scheme_class) if name in fields}
         generation_names = _generation_names()
         for name in fields:
             if name not in generation_names:
                 raise TypeError(
-                    unknown_name(name, scheme_class, SCHEME_CONFIGS, [*field_names(scheme_class), *generation_names])
+                    unknown_name(
+                        name, scheme_class, SCHEME_CONFIGS, [*field_names(scheme_class), *generation_names, "trace"]
+                    )
                 )
         if isinstance(scheme, SchemeConfig):
             if own:
@@ -87,12 +97,18 @@ class SemSpecConfig(GenerationConfig):
             scheme_config = scheme_class(**own)
         if isinstance(scheme_config, SMCConfig):
             fields = sampling_fields(fields)
+        if trace:
+            fields = {"return_dict_in_generate": True, **fields}
         super().__init__(**fields)
+        if trace is not False:
+            self.trace = trace
         self.semspec = scheme_config.to_dict()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "semspec" and value is not None:
             value = (value if isinstance(value, SchemeConfig) else scheme_from_dict(value)).to_dict()
+        if name == "trace" and not isinstance(value, bool):
+            raise bad_value("trace", value, "a bool")
         super().__setattr__(name, value)
 
     @property
@@ -123,6 +139,7 @@ class SemSpecConfig(GenerationConfig):
         output: dict[str, Any] = super().to_dict()
         # A file with this mark set loses every entry that stock does not know, ours too, when it is loaded.
         output.pop("_from_model_config", None)
+        output.pop("trace", None)
         if output.get("semspec") is None:
             output.pop("semspec", None)
         return output
@@ -139,9 +156,11 @@ class SemSpecConfig(GenerationConfig):
 
         Raises:
             TypeError: If a keyword is no valid name.
-            ValueError: If there is no `semspec` entry, it is malformed, or a field of the scheme stands outside it.
+            ValueError: If there is no `semspec` entry, it is malformed, a field of the scheme stands outside it, or
+                another entry has a value that is not what its name says, or the name of a method.
         """
-        stored = {name: value for name, value in config_dict.items() if name != "_from_model_config"}
+        _check_stored(config_dict)
+        stored = {name: value for name, value in config_dict.items() if name not in ("_from_model_config", "trace")}
         entry = stored.pop("semspec", None)
         if entry is None:
             raise ValueError(
@@ -159,12 +178,24 @@ class SemSpecConfig(GenerationConfig):
         kwargs = {name: value for name, value in kwargs.items() if not name.startswith("_")}
         unused: dict[str, Any] = {}
         if return_unused:
-            unused = {name: kwargs.pop(name) for name in list(kwargs) if name not in {*own, *generation_names}}
+            unused = {
+                name: kwargs.pop(name) for name in list(kwargs) if name not in {*own, *generation_names, "trace"}
+            }
         known = {name: stored.pop(name) for name in list(stored) if name in generation_names}
-        config = cls(scheme_config.name, **{**own, **known, **kwargs})
+        try:
+            config = cls(scheme_config.name, **{**own, **known, **kwargs})
+        except (AttributeError, KeyError, TypeError) as error:
+            if any(name not in {*own, *generation_names} for name in kwargs):
+                raise
+            raise ValueError(f"transformers cannot make a generation config of these entries: {error}") from error
         # Not by setattr: an entry may be named like another scheme's field, which this config refuses to set.
         config.__dict__.update(stored)
         return (config, unused) if return_unused else config
+
+    @classmethod
+    def _dict_from_json_file(cls, json_file: str | os.PathLike[str]) -> dict[str, Any]:
+        # `from_pretrained` reads by this; stock's own lets some broken files through to errors that name nothing.
+        return read_object(json_file)
 
 
 class _SchemeField:
@@ -193,6 +224,20 @@ for _name in _ALL_FIELDS:
 
 def _generation_names() -> tuple[str, ...]:
     return tuple(name for name in vars(GenerationConfig()) if not name.startswith("_"))
+
+
+def _check_stored(entries: Any) -> None:
+    """Refuse what a file may hold that no config could be saved with."""
+    if not isinstance(entries, Mapping):
+        raise ValueError(f"a generation config must be a dict, but is {shown(entries)}")
+    check_depth("this generation config", entries)
+    for name in entries:
+        # As an attribute it would stand in the place of a method.
+        if not isinstance(name, str) or (name not in _ALL_FIELDS and hasattr(SemSpecConfig, name)):
+            raise ValueError(
+                f"{shown(name)} cannot be an entry of a generation config: it is no name, or that of a method"
+            )
+    check_generation_values(entries)
 
 
 def _scheme_class(name: Any) -> type[SchemeConfig]:

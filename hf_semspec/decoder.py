@@ -9,7 +9,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from .cache import RaggedCache, attention_windows, cache_argument, text_config
-from .masking import block_masks, tail_mask, within_windows
+from .crossed import Source
+from .masking import TailMasks, block_masks, within_windows
+from .notices import warn_once
 from .prefixes import Slots, packed_masks
 from .wrappers import forward_parameters
 
@@ -22,11 +24,13 @@ class CachedModel:
         batch (`int`): number of rows.
         last_position (`int`): positions are capped here; only tokens that can never be returned are ever fed beyond
             it.
+        source: what it reads beside text, with the cache that goes with it.
     """
 
-    def __init__(self, model: Any, batch: int, last_position: int) -> None:
+    def __init__(self, model: Any, batch: int, last_position: int, source: Source | None = None) -> None:
         self.model = model
-        self.cache = RaggedCache(batch)
+        self.source = source or Source(RaggedCache(batch))
+        self.cache = self.source.cache
         self.last_position = max(last_position, 0)
         self.windows = attention_windows(model)
         self.cache_name = cache_argument(model)
@@ -35,6 +39,8 @@ class CachedModel:
         self.dtype: torch.dtype = model.dtype
         self.inference_mode = keeps_no_tensors(model)
         self.takes_masks = takes_masks(model)
+        self.tail_mask = TailMasks(self.dtype, self.device)
+        self._places = torch.arange(0, device=self.device).unsqueeze(0)
         self.forwards = 0
         self.tokens = 0
         self.seconds = 0.0
@@ -56,11 +62,34 @@ class CachedModel:
         width, low, high = ids.shape[1], min(ends), max(ends)
         end = max(high, width)
         uniform = low == high and high >= width
+        if not uniform and self.source.positions == "counted":
+            return self._feed_in_step(ids, ends, keep)
         columns = self._columns(ends, width, uniform)
-        self.cache.plan(low - width, end, None if uniform else columns)
+        if not uniform and self.source.positions == "relative":
+            self.cache.plan(end - width, end, columns)
+            mask = self.source.align([end - other for other in ends], width, self.dtype, self.device)
+        else:
+            self.cache.plan(low - width, end, None if uniform else columns)
+            mask = self._mask(columns, end, width, uniform)
         positions = columns if end <= self.last_position + 1 else columns.clamp(max=self.last_position)
-        logits = self._forward(ids, self._mask(columns, end, width, uniform), positions.expand(len(ends), -1), keep)
+        logits = self._forward(ids, mask, positions.expand(len(ends), -1), keep)
         return logits if logits.shape[1] == keep else logits[:, -keep:]
+
+    def _feed_in_step(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
+        """A forward for each length, for a model that counts what the cache holds."""
+        logits: dict[int, torch.Tensor] = {}
+        whole = self.source
+        for end in sorted(set(ends)):
+            rows = [row for row, other in enumerate(ends) if other == end]
+            block = ids[rows, max(ids.shape[1] - end, 0) :]
+            self.source = part = whole.part(rows)
+            self.cache = part.cache
+            try:
+                logits |= dict(zip(rows, CachedModel.feed(self, block, [end] * len(rows), keep), strict=True))
+            finally:
+                self.source, self.cache = whole, whole.cache
+            whole.take_back(rows, part, end - block.shape[1], end)
+        return torch.stack([logits[row] for row in range(len(ends))])
 
     def feed_packed(self, ids: torch.Tensor, slots: Slots, keep: list[int]) -> torch.Tensor:
         """Run one forward over a block whose tokens stand where `slots` says.
@@ -120,6 +149,7 @@ class CachedModel:
         }
         if self.keeps_logits and (not isinstance(keep, int) or keep < ids.shape[1]):
             arguments["logits_to_keep"] = keep
+        arguments = self.source.arguments(arguments, self.cache_name)
         with torch.inference_mode() if self.inference_mode else torch.no_grad():
             logits: torch.Tensor = self.model(**arguments).logits
         if not self.forwards and not self.cache.is_filled:
@@ -134,7 +164,9 @@ class CachedModel:
 
     def _columns(self, ends: Sequence[int], width: int, uniform: bool) -> torch.Tensor:
         if uniform:
-            return torch.arange(ends[0] - width, ends[0], device=self.device).unsqueeze(0)
+            if self._places.shape[1] < ends[0]:
+                self._places = torch.arange(2 * ends[0], device=self.device).unsqueeze(0)
+            return self._places.narrow(1, ends[0] - width, width)
         columns = torch.tensor(ends, device=self.device).unsqueeze(1) + torch.arange(-width, 0, device=self.device)
         return torch.where(columns < 0, columns + width, columns)
 
@@ -146,7 +178,7 @@ class CachedModel:
         if uniform and within_windows(end, self.windows):
             if width in (1, end):
                 return None
-            mask = tail_mask(end - width, end, self.dtype, self.device)
+            mask = self.tail_mask(end - width, end)
             return mask if len(self.windows) == 1 else dict.fromkeys(self.windows, mask)
         return block_masks(columns, end, self.windows, self.dtype)
 
@@ -159,11 +191,19 @@ class MappedModel(CachedModel):
         vocabulary (`int`): the target's vocabulary size: ids the draft lacks get no mass, ids the target lacks are
             dropped, and a committed id that the draft cannot embed is fed to it as its pad token.
         device: where ids and laws live.
-        batch, last_position: as [`CachedModel`].
+        batch, last_position, source: as [`CachedModel`].
     """
 
-    def __init__(self, draft: Any, vocabulary: int, device: torch.device | None, batch: int, last_position: int):
-        super().__init__(draft, batch, last_position)
+    def __init__(
+        self,
+        draft: Any,
+        vocabulary: int,
+        device: torch.device | None,
+        batch: int,
+        last_position: int,
+        source: Source | None = None,
+    ) -> None:
+        super().__init__(draft, batch, last_position, source)
         config = text_config(draft)
         self.law_device = device or self.device
         self.vocabulary = vocabulary
@@ -175,11 +215,29 @@ class MappedModel(CachedModel):
         """As [`CachedModel.feed`]; the logits are float32 and stand on the target's vocabulary."""
         if self.own_vocabulary < self.vocabulary:
             ids = torch.where(ids < self.own_vocabulary, ids, self.substitute)
-        logits = super().feed(ids, ends, keep).to(device=self.law_device, dtype=torch.float32)
+        logits = self._run(ids, ends, keep).to(device=self.law_device, dtype=torch.float32)
         missing = self.vocabulary - logits.shape[-1]
         if missing > 0:
             return functional.pad(logits, (0, missing), value=-torch.inf)
         return logits[..., : self.vocabulary] if missing else logits
+
+    def _run(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
+        return super().feed(ids, ends, keep)
+
+
+def draft_context(draft: Any) -> int | None:
+    """The longest text that `draft` can read, in tokens; `None` where its config names no limit."""
+    config = text_config(draft)
+    names = ("max_target_positions", "max_position_embeddings")
+    return next((limit for limit in (getattr(config, name, None) for name in names) if limit), None)
+
+
+def warn_of_context(context: int) -> None:
+    """One warning that the draft has been outgrown."""
+    warn_once(
+        f"the text has outgrown the draft's context of {context} tokens: rows past it are decoded without drafts "
+        "from there on"
+    )
 
 
 def takes_masks(model: Any) -> bool:
@@ -194,18 +252,27 @@ def keeps_no_tensors(model: Any) -> bool:
     those in train mode, quantized ones, ones with hooks or wrappers, and rotary embeddings that adapt to the text's
     length.
     """
-    config = text_config(model)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    hooked = any(
-        hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks for module in model.modules()
-    )
     return (
         isinstance(model, PreTrainedModel)
         and not model.training
         and getattr(model, "hf_quantizer", None) is None
-        and not hooked
-        and not any(kind in str(rope) for kind in ("dynamic", "longrope"))
+        and not is_hooked(model)
+        and adapting_rope(model) is None
     )
+
+
+def is_hooked(model: Any) -> bool:
+    """Whether any module runs hooks, accelerate's (offloading, several devices) included."""
+    return any(
+        hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+    )
+
+
+def adapting_rope(model: Any) -> str | None:
+    """The kind of the rotary embeddings of `model` that change with the text's length; `None` if there are none."""
+    config = text_config(model)
+    rope = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+    return next((kind for kind in ("dynamic", "longrope") if kind in rope), None)
 
 
 def compute_device(model: Any) -> torch.device:

@@ -9,12 +9,13 @@ import torch
 from torch.nn import functional
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from .cache import RaggedCache, RowStates, held, text_config
+from .cache import RaggedCache, RowStates, held
 from .canvas import Canvas
-from .decoder import CachedModel, MappedModel
-from .notices import warn_once
-from .particles import gumbel_max, token_log_probs
+from .crossed import Source
+from .decoder import CachedModel, MappedModel, draft_context, warn_of_context
+from .particles import draw
 from .sampling import CallRandomness, Processors
+from .static_draft import StaticDraft
 
 
 @dataclass
@@ -96,6 +97,9 @@ class NoDrafts:
     def learn(self, row: int, ids: Sequence[int]) -> None:
         """Take note of what was committed to a row of the caller's batch."""
 
+    def resume(self, states: Sequence[RowStates], lengths: Sequence[int]) -> None:
+        """Go on with rows of `lengths` tokens, the last of which was never fed, of which the cache held `states`."""
+
     def commit(self, lengths: Sequence[int]) -> None:
         """Roll back to what was committed: the rows now hold `lengths` tokens, the last of which was never fed."""
 
@@ -125,6 +129,8 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         with_laws (`bool`): keep `log_q`; implied by sampling.
         device: where ids, laws and draws live, the target's device; by default the draft's own.
         decoder: the draft with what its cache holds already; made anew by default.
+        static (`bool`): run the new one's one-token forwards from fixed buffers.
+        source: what the draft reads beside text.
     """
 
     def __init__(
@@ -141,10 +147,12 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         with_laws: bool = False,
         device: torch.device | None = None,
         decoder: MappedModel | None = None,
+        static: bool = False,
+        source: Source | None = None,
     ) -> None:
         self.context = draft_context(draft) or max_length
-        self.decoder: MappedModel = decoder or MappedModel(
-            draft, vocabulary, device, batch, min(max_length - 2, self.context - 1)
+        self.decoder: MappedModel = decoder or (StaticDraft if static else MappedModel)(
+            draft, vocabulary, device, batch, min(max_length - 2, self.context - 1), source
         )
         self.device = self.decoder.law_device
         self.own_vocabulary = self.decoder.own_vocabulary
@@ -157,13 +165,21 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         self.filled = [0] * batch
         self._fed: torch.Tensor | None = None
 
+    def lengths(self, canvas: Canvas, live: Sequence[int]) -> list[int]:
+        """How many ids the draft reads of each of the rows `live`."""
+        return canvas.lengths(live)
+
+    def read(self, canvas: Canvas, live: Sequence[int], back: int) -> torch.Tensor:
+        """The last `back` of these, as the decoder takes them: (rows * chains, back)."""
+        return canvas.read(live, back, 0)
+
     def plan(self, live: Sequence[int], canvas: Canvas, rooms: Sequence[int]) -> list[int]:
         """For each row, how many tokens to draft this round.
 
         A row with room for `rooms[i]` more tokens is drafted at most one less, since the round ends with one of the
         target's; past the draft's own context nothing is drafted.
         """
-        spaces = [self.context - length + 1 for length in canvas.lengths(live)]
+        spaces = [self.context - length + 1 for length in self.lengths(canvas, live)]
         if min(spaces) <= 0:
             warn_of_context(self.context)
         most = self.length.pick()
@@ -175,9 +191,9 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         All rows go along with the one that is to get most; what a row gets past its own count is not valid.
         """
         num_tokens = max(counts)
-        lengths = canvas.lengths(live)
+        lengths = self.lengths(canvas, live)
         back = max(length - filled for length, filled in zip(lengths, self.filled, strict=True))
-        ids = canvas.read(live, back, 0)
+        ids = self.read(canvas, live, back)
         expand = self.chains > 1 and self.decoder.cache.batch == len(live) and not self.decoder.cache.is_filled
         if expand:
             ids = ids[:: self.chains]
@@ -189,9 +205,10 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
                 chain_rows = [row for row in range(len(live)) for _ in range(self.chains)]
                 self.decoder.cache.select(chain_rows)
                 logits, expand = logits[chain_rows], False
-            scores = logits.view(len(live), self.chains, 1, -1)
-            widths = [width + t for width in canvas.widths(live)]
-            scores = self.processors(scores, canvas.shown, live, widths).squeeze(2)
+            scores = logits.view(len(live), self.chains, -1)
+            if self.processors.processors:
+                widths = [width + t for width in canvas.widths(live)]
+                scores = self.processors(scores.unsqueeze(2), canvas.shown, live, widths).squeeze(2)
             tokens, peak, log_q = self._pick(scores, first=t == 0)
             if self.processors.processors:
                 canvas.write(live, t, tokens.unsqueeze(-1))
@@ -214,7 +231,7 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         if self.decoder.cache.is_filled:
             self.decoder.cache.select([row * self.chains + chain for row in rows for chain in range(self.chains)])
         else:
-            self.decoder.cache.batch = len(rows)
+            self.decoder.cache.select(rows)
 
     def resume(self, states: Sequence[RowStates], lengths: Sequence[int]) -> None:
         """Go on with rows of `lengths` tokens, the last of which was never fed, of which the cache held `states`."""
@@ -250,13 +267,13 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
 
     def _pick(self, scores: torch.Tensor, first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Ids (rows, chains), the highest score of each (nan shows a broken draft, -inf no law), and the law."""
-        peak, tokens = scores.max(dim=-1)
         log_q = functional.log_softmax(scores, dim=-1) if self.with_laws else None
         if self.randomness is not None:
             assert log_q is not None
             tokens, _ = self.randomness.draw(log_q.exp().flatten(0, 1))
-            tokens = tokens.view(scores.shape[:2])
-        elif first and self.chains > 1:
+            return tokens.view(scores.shape[:2]), scores.amax(dim=-1), log_q
+        peak, tokens = scores.max(dim=-1)
+        if first and self.chains > 1:
             best = scores.nan_to_num(nan=-torch.inf).topk(self.chains, dim=-1).indices  # chains agree: equal rows
             tokens = best.diagonal(dim1=1, dim2=2)
         return tokens, peak, log_q
@@ -290,7 +307,7 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
 
 
 class ParticleGenerator(ChainGenerator):
-    """Drafts the particles of every prompt, drawn by Gumbel-max; `log_q` is that of the drawn ids alone.
+    """Drafts the particles of every prompt; `log_q` is that of the drawn ids alone.
 
     Its drafts serve our loop only: a particle without its weight is no candidate.
 
@@ -321,8 +338,7 @@ class ParticleGenerator(ChainGenerator):
 
     def _pick(self, scores: torch.Tensor, first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         assert self.randomness is not None
-        tokens = gumbel_max(scores, self.randomness.exponentials(*scores.shape))
-        log_q = token_log_probs(scores, tokens)
+        tokens, log_q = draw(scores, self.randomness.uniforms(*scores.shape[:2], dtype=torch.float64))
         return tokens, log_q, log_q
 
     def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -330,16 +346,3 @@ class ParticleGenerator(ChainGenerator):
         raise NotImplementedError(
             "ParticleGenerator drafts weighted particles: use ChainGenerator in assisted decoding"
         )
-
-
-def draft_context(draft: Any) -> int | None:
-    """The longest text that `draft` can read, in tokens; `None` where its config names no limit."""
-    return getattr(text_config(draft), "max_position_embeddings", None) or None
-
-
-def warn_of_context(context: int) -> None:
-    """One warning that the draft has been outgrown."""
-    warn_once(
-        f"the text has outgrown the draft's context of {context} tokens: rows past it are decoded without drafts "
-        "from there on"
-    )

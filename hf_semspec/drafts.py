@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -196,22 +198,22 @@ def check_vocabularies(
     draft: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None = None,
     assistant_tokenizer: PreTrainedTokenizerBase | None = None,
-    by_text: bool = False,
+    allow_foreign: bool = False,
 ) -> bool:
-    """Check that an id means the same token to target and draft; runs no forward.
+    """Check whether an id means the same token to target and draft; runs no forward.
 
-    With both tokenizers their vocabularies decide: they must agree on every id that both have. Without them, sizes
-    that differ by at most 1,024 count as one padded vocabulary (one warning a process and pair of sizes).
+    With both tokenizers their vocabularies decide: they are one if they agree on every id that both have. Without
+    them, sizes that differ by at most 1,024 count as one padded vocabulary (one warning a process and pair of sizes).
 
     Args:
         model (`PreTrainedModel`): the target.
         draft (`PreTrainedModel`): the draft.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the target's tokenizer.
         assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): the draft's tokenizer.
-        by_text (`bool`): allow foreign vocabularies, for a scheme that takes text across.
+        allow_foreign (`bool`): do not raise where they are foreign.
 
     Returns:
-        `bool`: whether the vocabularies are known to be foreign, which only `by_text` allows.
+        `bool`: whether the vocabularies are known to be foreign, which only `allow_foreign` allows.
 
     Raises:
         ValueError: foreign vocabularies, or sizes too far apart to tell; the message says what to pass.
@@ -220,11 +222,12 @@ def check_vocabularies(
         raise ValueError("`assistant_tokenizer` was passed without `tokenizer`: pass both, or neither.")
     if tokenizer is not None and assistant_tokenizer is not None:
         clash = first_clash(tokenizer, assistant_tokenizer)
-        if clash is not None and not by_text:
+        if clash is not None and not allow_foreign:
             raise ValueError(
                 f"The draft's tokenizer is foreign to the target's: id {clash[0]} is {clash[1]!r} to the target and "
-                f"{clash[2]!r} to the draft. The schemes lossless, easd and smc need one vocabulary: pass a "
-                'draft of the target\'s family, or load_draft(model, quantization="nf4"); parse takes text across.'
+                f"{clash[2]!r} to the draft. Only lossless and easd draft with the tokens that both have, and parse "
+                "takes text across; smc, which keeps every drafted token, could never reach the others: pass a draft "
+                'of the target\'s family, or load_draft(model, quantization="nf4").'
             )
         return clash is not None
     size, draft_size = vocabulary_size(model), vocabulary_size(draft)
@@ -232,9 +235,9 @@ def check_vocabularies(
         return False
     if abs(size - draft_size) > MAX_VOCABULARY_PADDING:
         raise ValueError(
-            f"The target scores {size} ids and the draft {draft_size}: too far apart to be one padded vocabulary. If "
-            "the tokenizers agree on the ids they share, pass `tokenizer` and `assistant_tokenizer`; else pass a "
-            "draft with the target's tokenizer."
+            f"The target scores {size} ids and the draft {draft_size}: too far apart to be one padded vocabulary. "
+            "Pass `tokenizer` and `assistant_tokenizer`, which decide what the two share, or a draft with the "
+            "target's tokenizer."
         )
     warn_once(
         f"The target scores {size} ids and the draft {draft_size}: taken for one vocabulary padded to different "
@@ -243,6 +246,25 @@ def check_vocabularies(
     return False
 
 
+def once_a_pair(compare: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember what `compare` says of two tokenizers while both live and hold as many tokens: to read two
+    vocabularies of 100,000 tokens takes longer than a round of decoding."""
+    known: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, Any]]] = WeakKeyDictionary()
+
+    @functools.wraps(compare)
+    def call(tokenizer: Any, other: Any, *sizes: int) -> Any:
+        if tokenizer is None or other is None:
+            return compare(tokenizer, other, *sizes)
+        found = known.setdefault(tokenizer, WeakKeyDictionary()).setdefault(other, {})
+        key = (len(tokenizer), len(other), *sizes)
+        if key not in found:
+            found[key] = compare(tokenizer, other, *sizes)
+        return found[key]
+
+    return call
+
+
+@once_a_pair
 def first_clash(
     tokenizer: PreTrainedTokenizerBase | None, assistant_tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[int, str, str] | None:
@@ -262,7 +284,8 @@ def weight_bytes(model: PreTrainedModel) -> int:
     """Bytes of weights that one forward of `model` reads: parameters and buffers as stored, quantized ones packed.
 
     Embedding tables that are only gathered from (the input embedding where it is not tied to the head, learned
-    positions) are left out. All experts of a mixture count, though a forward of few tokens reads a part of them.
+    positions) are left out, and so is the encoder of an encoder-decoder, which runs once a call. All experts of a
+    mixture count, though a forward of few tokens reads a part of them.
     """
     head = model.get_output_embeddings()
     head_weight = getattr(head, "weight", None)
@@ -271,6 +294,10 @@ def weight_bytes(model: PreTrainedModel) -> int:
         for module in model.modules()
         if isinstance(module, nn.Embedding) and module.weight is not head_weight
     }
+    if getattr(model.config, "is_encoder_decoder", False):
+        encoder, decoder = model.get_encoder(), model.get_decoder()
+        decoded = {id(weight) for weight in (*decoder.parameters(), *decoder.buffers(), head_weight)}
+        gathered |= {id(weight) for weight in (*encoder.parameters(), *encoder.buffers())} - decoded
     weights = (part for part in _stored(model) if id(part[0]) not in gathered)
     return sum(part.numel() * part.element_size() for weight, parts in weights for part in parts)
 

@@ -45,6 +45,13 @@ class Inputs:
     only_suffix: bool
 
     @property
+    def texts(self) -> list[list[int]]:
+        """The ids of each row, without padding."""
+        if self.mask is None:
+            return [row.tolist() for row in self.ids]
+        return [row[seen].tolist() for row, seen in zip(self.ids, self.mask, strict=True)]
+
+    @property
     def offsets(self) -> list[int]:
         """For each row, the tokens that precede its first id."""
         return self.cached if self.only_suffix else [0] * len(self.cached)

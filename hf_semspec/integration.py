@@ -1,4 +1,4 @@
-"""The seam in transformers: one generation mode, one method, three narrow wrappers that hand on every call that is
+"""The seam in transformers: one generation mode, one method, four narrow wrappers that hand on every call that is
 not ours."""
 
 import functools
@@ -13,12 +13,15 @@ from transformers.pipelines import base as pipelines_base
 from .calls import Request
 from .compatibility import check_options
 from .configuration import scheme_from_dict
+from .encoders import RAW_IMAGES, raw_images
 from .outputs import open_records, publish
 from .pipelines import load_assistant
 from .schemes import SCHEMES
 
 MODE = "semspec"
 METHOD = "_semspec_decoding"
+# Since 5.24 it encodes images as well, and drops them, which the draft still needs.
+ENCODE = "_maybe_prepare_encoder_kwargs_for_generation"
 _lock = threading.Lock()
 _originals: dict[tuple[Any, str], Any] = {}
 
@@ -37,6 +40,8 @@ def register() -> None:
         setattr(generation_utils.GenerationMixin, METHOD, _semspec_decoding)
         _wrap(GenerationConfig, "get_generation_mode", _get_generation_mode)
         _wrap(generation_utils.GenerationMixin, "_validate_generation_mode", _validate_generation_mode)
+        if hasattr(generation_utils.GenerationMixin, ENCODE):
+            _wrap(generation_utils.GenerationMixin, ENCODE, _encode)
         _wrap(pipelines_base, "load_assistant_model", load_assistant)
 
 
@@ -79,6 +84,21 @@ def _validate_generation_mode(
     check_options(model, scheme, generation_config, generation_mode_kwargs)
 
 
+def _encode(
+    original: Callable[..., Any],
+    model: Any,
+    inputs_tensor: Any,
+    model_kwargs: Any,
+    model_input_name: Any,
+    generation_config: Any,
+) -> Any:
+    images = {}
+    if getattr(generation_config, "semspec", None) is not None and not generation_config.is_assistant:
+        images = raw_images(scheme_from_dict(generation_config.semspec), model_kwargs)
+    prepared = original(model, inputs_tensor, model_kwargs, model_input_name, generation_config)
+    return {**prepared, RAW_IMAGES: images} if images else prepared
+
+
 def _semspec_decoding(
     model: Any,
     input_ids: Any,
@@ -90,6 +110,7 @@ def _semspec_decoding(
     assistant_tokenizer: Any = None,
     streamer: Any = None,
     synced_gpus: bool = False,
+    inputs_tensor: Any = None,
     **model_kwargs: Any,
 ) -> Any:
     """Decode with the scheme that `generation_config.semspec` names; `generate` calls this as it calls its own
@@ -108,6 +129,8 @@ def _semspec_decoding(
         model_kwargs=model_kwargs,
         tokenizer=tokenizer,
         assistant_tokenizer=assistant_tokenizer,
+        inputs_tensor=inputs_tensor,
+        trace=bool(getattr(generation_config, "trace", False)),
     )
     try:
         output, stats = SCHEMES[scheme.name](request)
@@ -115,5 +138,8 @@ def _semspec_decoding(
         if streamer is not None:
             streamer.end()
         raise
+    if request.trace:
+        output.trace.stats, output.trace.tokenizer = stats.to_dict(), tokenizer
+        output.trace.model_name = getattr(model.config, "_name_or_path", "") or ""
     publish(stats, records)
     return output

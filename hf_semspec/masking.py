@@ -33,14 +33,25 @@ def block_masks(
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
-def tail_mask(start: int, end: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`block_masks` for a block in columns [`start`, `end`) of every row, where no window hides anything."""
-    width = end - start
-    mask = torch.zeros((1, 1, width, end), dtype=dtype, device=device)
-    mask.narrow(3, start, width).copy_(
-        torch.full((width, width), torch.finfo(dtype).min, dtype=dtype, device=device).triu_(1)
-    )
-    return mask
+class TailMasks:
+    """`block_masks` for blocks at the end of rows in step, where no window hides anything: for each width all are cut
+    from one tensor."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self._whole: dict[int, torch.Tensor] = {}
+
+    def __call__(self, start: int, end: int) -> torch.Tensor:
+        """The mask (1, 1, end - start, end) of a block in columns [`start`, `end`) of every row."""
+        width = end - start
+        whole = self._whole.get(width)
+        if whole is None or whole.shape[3] < end:
+            whole = torch.zeros((1, 1, width, 2 * end), dtype=self.dtype, device=self.device)
+            hidden = torch.full((width, width), torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
+            whole[:, :, :, 2 * end - width :] = hidden.triu_(1)
+            self._whole[width] = whole
+        # Kernels on accelerators want rows that begin at aligned addresses.
+        return whole.narrow(3, whole.shape[3] - end, end).contiguous()
 
 
 def within_windows(end: int, windows: Mapping[str, int | None]) -> bool:

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from .cache import RowStates
 from .canvas import Canvas
-from .drafting import Draft, NoDrafts
+from .drafting import ChainGenerator, Draft, NoDrafts
 
 MAX_NGRAM = 3
 
@@ -22,6 +24,7 @@ class NGramGenerator(NoDrafts, CandidateGenerator):
         max_length (`int`): the longest a row may become, in tokens.
         with_laws (`bool`): give `log_q`.
         device: where ids and laws live.
+        max_ngram (`int`): the longest n-gram that is looked up, in tokens.
     """
 
     def __init__(
@@ -33,12 +36,14 @@ class NGramGenerator(NoDrafts, CandidateGenerator):
         max_length: int,
         with_laws: bool,
         device: torch.device,
+        max_ngram: int = MAX_NGRAM,
     ) -> None:
         self.vocabulary = vocabulary
         self.num_draft_tokens = num_draft_tokens
         self.max_length = max_length
         self.with_laws = with_laws
         self.device = device
+        self.max_ngram = max_ngram
         self.texts: dict[int, list[int]] = {row: [] for row in texts}
         self.followers: dict[int, dict[tuple[int, ...], int]] = {row: {} for row in texts}
         self.found: list[list[int]] = []
@@ -50,7 +55,7 @@ class NGramGenerator(NoDrafts, CandidateGenerator):
         text, followers = self.texts[row], self.followers[row]
         for token in ids:
             end = len(text)
-            for size in range(1, min(MAX_NGRAM, end) + 1):
+            for size in range(1, min(self.max_ngram, end) + 1):
                 followers[tuple(text[end - size :])] = end
             text.append(token)
 
@@ -63,10 +68,12 @@ class NGramGenerator(NoDrafts, CandidateGenerator):
 
     def _lookup(self, row: int) -> list[int]:
         text, followers = self.texts[row], self.followers[row]
-        for size in range(min(MAX_NGRAM, len(text)), 0, -1):
+        for size in range(min(self.max_ngram, len(text)), 0, -1):
             at = followers.get(tuple(text[-size:]))
             if at is not None:
-                return text[at : at + self.num_draft_tokens]
+                found = text[at : at + self.num_draft_tokens]
+                # What repeats itself with a short period is drafted as if it went on, so that blocks are of one width.
+                return [found[i % len(found)] for i in range(self.num_draft_tokens)]
         return []
 
     def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
@@ -92,3 +99,101 @@ class NGramGenerator(NoDrafts, CandidateGenerator):
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Nothing to adapt."""
+
+
+class NGramFirst(NoDrafts):
+    """Drafts rows from their own text where `ngrams` finds something there, and the others by `model`.
+
+    Both draft one chain. The model goes along in a round where any row needs it, and not at all where none does; what
+    it has missed it reads the next time it is asked.
+    """
+
+    def __init__(self, ngrams: NGramGenerator, model: ChainGenerator) -> None:
+        self.ngrams = ngrams
+        self.model = model
+        self.own_vocabulary = model.own_vocabulary
+        self.decoder = model.decoder
+        self._asked: list[int] = []
+
+    def plan(self, live: Sequence[int], canvas: Canvas, rooms: Sequence[int]) -> list[int]:
+        """For each row, how many tokens to draft this round; none of those found are more than the model would
+        draft."""
+        most = self.model.length.pick()
+        found = [min(count, most) for count in self.ngrams.plan(live, canvas, rooms)]
+        self.ngrams.found = [ids[:count] for ids, count in zip(self.ngrams.found, found, strict=True)]
+        self._asked = [0] * len(live)
+        if not all(found):
+            planned = self.model.plan(live, canvas, rooms)
+            self._asked = [0 if count else other for count, other in zip(found, planned, strict=True)]
+        return [count or other for count, other in zip(found, self._asked, strict=True)]
+
+    def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
+        """Draft for the rows `live` and leave the ids on `canvas` behind their tokens."""
+        if not any(self._asked):
+            return self.ngrams.propose(canvas, live, counts)
+        lengths = self.model.lengths(canvas, live)
+        drafted = self.model.propose(canvas, live, self._asked)
+        looked_up = [count > asked for count, asked in zip(counts, self._asked, strict=True)]
+        # The model has drafted for these too, but what is committed are other tokens.
+        self.model.filled = [
+            min(filled, length) if found else filled
+            for filled, length, found in zip(self.model.filled, lengths, looked_up, strict=True)
+        ]
+        if not any(looked_up):
+            return drafted
+        others = [0 if asked else count for count, asked in zip(counts, self._asked, strict=True)]
+        found = self.ngrams.propose(canvas, live, others)
+        return self._merged(canvas, live, counts, found, drafted, looked_up)
+
+    def _merged(
+        self,
+        canvas: Canvas,
+        live: Sequence[int],
+        counts: list[int],
+        found: Draft,
+        drafted: Draft,
+        looked_up: list[bool],
+    ) -> Draft:
+        device, width = found.ids.device, max(counts)
+        rows = torch.tensor(looked_up, device=device)[:, None, None]
+        ids = torch.where(rows, _widened(found.ids, width, canvas.pad), _widened(drafted.ids, width, canvas.pad))
+        limits = torch.tensor(counts, device=device)[:, None, None]
+        valid = torch.arange(width, device=device) < limits
+        if drafted.valid is not None:
+            valid = valid & (rows | _widened(drafted.valid, width, False))
+        log_q = None
+        if found.log_q is not None and drafted.log_q is not None:
+            looked, written = (_widened(law.mT, width, 0.0).mT for law in (found.log_q, drafted.log_q))
+            log_q = torch.where(rows.unsqueeze(-1), looked, written)
+        canvas.write(live, 0, ids)
+        return Draft(ids, valid, counts, log_q, drafted.broken)
+
+    def observe(self, accepted: int, tested: int) -> None:
+        """Tell the model's draft length one row's counts."""
+        self.model.observe(accepted, tested)
+
+    def learn(self, row: int, ids: Sequence[int]) -> None:
+        """Append `ids` to the text of `row`."""
+        self.ngrams.learn(row, ids)
+        self.model.learn(row, ids)
+
+    def resume(self, states: Sequence[RowStates], lengths: Sequence[int]) -> None:
+        """Go on with rows of which the model's cache held `states`."""
+        self.model.resume(states, lengths)
+
+    def commit(self, lengths: Sequence[int]) -> None:
+        """Roll the model back to what was committed."""
+        self.model.commit(lengths)
+
+    def select(self, rows: list[int]) -> None:
+        """Keep only `rows` of the current batch."""
+        self.model.select(rows)
+
+    def states(self, row: int) -> RowStates:
+        """A copy of what the model's cache holds of a row."""
+        return self.model.states(row)
+
+
+def _widened(values: torch.Tensor, width: int, fill: float) -> torch.Tensor:
+    """`values` (..., narrower) filled up on the right."""
+    return functional.pad(values, (0, width - values.shape[-1]), value=fill)

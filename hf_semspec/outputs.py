@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from .trace import Trace
+
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
@@ -212,6 +214,8 @@ class SemSpecOutput(GenerateDecoderOnlyOutput):
 
     Args:
         stats (`DecodingStats`): counts and times of the call.
+        trace (`Trace`): what happened token by token, with `save_html(path)` and `to_dict()`; only with `trace=True`
+            in the config.
         triggers (`torch.Tensor` of shape `(batch, new_tokens)`, bool): easd only: tokens drawn because a trigger
             rejected the drafted one.
         target_entropies, draft_entropies (`torch.Tensor` of shape `(batch, new_tokens)`, float32): easd only: nats of
@@ -235,6 +239,7 @@ class SemSpecOutput(GenerateDecoderOnlyOutput):
     """
 
     stats: DecodingStats
+    trace: Trace
     triggers: torch.Tensor
     target_entropies: torch.Tensor
     draft_entropies: torch.Tensor
@@ -247,6 +252,10 @@ class SemSpecOutput(GenerateDecoderOnlyOutput):
     ancestors: torch.Tensor
     log_evidence: torch.Tensor
     sequence_log_weights: torch.Tensor
+
+    def __getattr__(self, name: str) -> Any:
+        hint = ": pass trace=True to SemSpecConfig to record it" if name == "trace" else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
 
 _lock = threading.Lock()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .checks import assign, bad_value, config_from_entry, entry_of, integer, listed, real
+from .checks import assign, bad_value, boolean, config_from_entry, entry_of, integer, listed, real
 from .token_configs import TOKEN_LEVEL_CONFIGS, EASDConfig, LosslessConfig
 
 BOUNDARIES = ("first_fail", "longest", "cascade", "random")
@@ -53,6 +53,10 @@ class PARSEConfig:
         max_packed_tokens (`int`, *optional*, defaults to 8192):
             The most tokens, over all rows, of one judging forward, at least 1: more prefixes are judged in several.
             Ours.
+        compile_draft (`bool`, *optional*, defaults to `False`):
+            Run the draft's one-token forwards from fixed buffers, on CUDA as a captured graph, which is faster where
+            launching kernels takes longer than running them. The tokens are the same up to rounding. One
+            draft serves writing and revising, so `revise_with` leaves it to this field. Ours.
 
     Raises:
         ValueError: If a value is of the wrong type or out of its range.
@@ -75,6 +79,7 @@ class PARSEConfig:
     draft_ngram: bool = False
     max_redrafts: int = 0
     max_packed_tokens: int = 8192
+    compile_draft: bool = False
 
     def __post_init__(self) -> None:
         assign(self, "segment_tokens", integer("segment_tokens", self.segment_tokens, 1))
@@ -84,15 +89,19 @@ class PARSEConfig:
             assign(self, name, real(name, getattr(self, name)))
         if not isinstance(self.boundary, str) or self.boundary not in BOUNDARIES:
             raise bad_value("boundary", self.boundary, f"one of {listed(BOUNDARIES)}")
-        for name in ("single_pass", "draft_ngram"):
-            if not isinstance(getattr(self, name), bool):
-                raise bad_value(name, getattr(self, name), "a bool")
+        for name in ("single_pass", "draft_ngram", "compile_draft"):
+            assign(self, name, boolean(name, getattr(self, name)))
         for name in ("judge_prompt", "full_judge_prompt"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
                 raise bad_value(name, value, "a text that is not empty")
         assign(self, "labels", _labels(self.labels))
         assign(self, "revise_with", _token_level(self.revise_with))
+        if self.revise_with is not None and self.revise_with.compile_draft:
+            raise ValueError(
+                "`revise_with` must leave `compile_draft` off: one draft writes and revises, so set compile_draft of "
+                "parse itself."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe entry `{"scheme": name, **fields}`, `revise_with` nested; see [`scheme_from_dict`]."""

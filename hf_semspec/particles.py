@@ -16,15 +16,27 @@ SELECTIONS = ("sample", "best")
 ROUNDING = 1e-6
 
 
-def gumbel_max(scores: torch.Tensor, exponentials: torch.Tensor, power: float = 1.0) -> torch.Tensor:
-    """One id a row from softmax(power · scores), by the largest of power · score + Gumbel noise.
+def draw(scores: torch.Tensor, uniforms: torch.Tensor, power: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """One id a row from softmax(power · scores), by inverting its cumulative sum in float64.
+
+    One number a row instead of one for each id: noise over the whole vocabulary costs many times the rest of the draw.
 
     Args:
         scores: (..., vocabulary); ids at -inf are never drawn where another is finite.
-        exponentials: the same shape, standard exponential; -log of it is the Gumbel noise.
+        uniforms: (...) float64 in [0, 1).
+
+    Returns:
+        ids (...) int64, and their log-probabilities (...) float64: -inf where no id has mass, nan only where the
+        scores hold nan.
     """
-    tiny = torch.finfo(exponentials.dtype).tiny
-    return (power * scores - exponentials.clamp(min=tiny).log()).argmax(dim=-1)
+    exact = scores.double()
+    peak = exact.amax(dim=-1, keepdim=True)
+    exact = (exact - peak).mul_(power)
+    cumulative = exact.exp().cumsum(dim=-1)
+    mass = cumulative[..., -1:]
+    tokens = torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * mass, right=True).clamp_(max=scores.shape[-1] - 1)
+    log_probs = torch.where(peak == -torch.inf, peak, exact.gather(-1, tokens) - mass.log())
+    return tokens.squeeze(-1), log_probs.squeeze(-1)
 
 
 def token_log_probs(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,10 @@ from .checks import SAMPLING_SETTINGS
 from .lineage import Lineage, Returns, Round
 from .notices import warn_once
 from .outputs import DecodingStats
-from .particles import gumbel_max, log_mean_weight, log_normaliser, select, shared_prefix
+from .particles import draw, log_mean_weight, log_normaliser, select, shared_prefix
 from .speculation import check_laws, describe_model, read_on_host, warn_of_low_acceptance
 from .stopping import SettledStream
+from .trace.particles import ParticleRecorder
 
 UNEVEN_ROUNDS, UNEVEN_SHARE = 5, 0.1
 Resampling = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -33,6 +34,7 @@ class Population(Particles):
         self.returns = Returns(self.log_weights.clone(), self.log_evidence.clone())
         self.stats = DecodingStats(request.scheme.name)
         self.stats.sampling = {name: getattr(config, name, None) for name in SAMPLING_SETTINGS}
+        self.trace = ParticleRecorder(len(self.live)) if request.trace else None
 
     def prefill(self) -> None:
         """Read every prompt once, expand it to its particles, and draw the first token x0 from the target.
@@ -51,7 +53,7 @@ class Population(Particles):
         self.log_evidence = log_normalisers[:, 0]
         self.log_weights = self.log_weights.masked_fill(log_normalisers == -torch.inf, -torch.inf)
         shared = 1 if self.power == 1 else self.number
-        first = gumbel_max(block.last[:, :shared], block.noise[:, :shared], self.power)
+        first, _ = draw(block.last[:, :shared], block.uniforms[:, :shared], self.power)
         self.judge(block, first.expand(-1, self.number))
         self.commit(block)
 
@@ -87,6 +89,9 @@ class Population(Particles):
             logits=block.logits,
         )
         self.lineage.rounds.append(entry)
+        if self.trace is not None:
+            moved = [bool(row[2]) for row in rows]
+            self.trace.block(block, entry.live, entry.starts, collapsed, moved, sources, ess)
         self._copy(sources, block.ids.shape[-1])
         for i, row in enumerate(self.live):
             self.canvas.generated[row] += entry.committed[i]
@@ -196,6 +201,9 @@ class Population(Particles):
         self._warn_if_uneven()
         if not isinstance(output, torch.Tensor):
             output.stats = stats
+            if self.trace is not None:
+                returns, texts = self.returns, self.inputs.texts
+                output.trace = self.trace.finish(self.request.settings, texts, returns.chosen, returns.log_weights)
         return output, stats
 
     def _warn_if_uneven(self) -> None:

@@ -7,12 +7,12 @@ import torch
 from torch.nn import functional
 
 from .acceptance import BONUS, RESAMPLED, Acceptance
-from .cache import RowStates, text_config
+from .cache import RowStates
 from .call_state import CallState
 from .calls import Block, Request
-from .decoder import CachedModel, MappedModel
-from .drafting import ChainGenerator, Draft, DraftLength, NoDrafts
-from .drafts import weight_bytes
+from .decoder import CachedModel
+from .drafters import drafter
+from .drafting import Draft, NoDrafts
 from .notices import warn_once
 from .outputs import DecodingStats
 from .sampling import Processors
@@ -54,7 +54,7 @@ class Speculation:
         self.target = target
         self.drafter = drafter
         self.live = list(call.rows if live is None else live)
-        self.with_laws = with_laws or call.sampling
+        self.with_laws = with_laws or call.sampling or call.trace is not None
         self.limits = limits or [call.rules.room] * call.batch
         self.pause = pause or (lambda row, ids: False)
         self.chains = drafter.chains
@@ -67,9 +67,9 @@ class Speculation:
 
     @classmethod
     def begin(cls, request: Request, with_laws: bool = False) -> "Speculation":
-        """A whole call: all rows, with the request's draft model, up to the first token."""
+        """A whole call: all rows, with the drafts that the request's scheme wants, up to the first token."""
         call = CallState(request, request.scheme.num_chains)
-        state = cls(call, call.target(), chain_generator(call, request.scheme, with_laws), with_laws=with_laws)
+        state = cls(call, call.target(), drafter(call, request.scheme, with_laws), with_laws=with_laws)
         state.prefill(call.inputs.cached)
         return state
 
@@ -109,13 +109,14 @@ class Speculation:
         raw = logits.to(device=call.device, dtype=torch.float32).view(len(self.live), self.chains, width, -1)
         kept = raw.clone() if call.logits.wanted else None
         scores = self.processors(raw, call.canvas.shown, self.live, call.canvas.widths(self.live))
-        peak, choices = scores.max(dim=-1)
+        # The index of the maximum costs several times the maximum.
+        peak, choices = (scores.amax(dim=-1), None) if call.sampling else scores.max(dim=-1)
         log_p = functional.log_softmax(scores, dim=-1) if self.with_laws else None
         uniforms = (
             call.randomness.uniforms(*scores.shape[:2], width - 1) if call.sampling and draft is not None else None
         )
         broken = ~(peak > -torch.inf).all()
-        return Block(draft, scores, kept, log_p, None if call.sampling else choices, uniforms, broken)
+        return Block(draft, scores, kept, log_p, choices, uniforms, broken)
 
     def plain(self, block: Block) -> Acceptance:
         """The decision for a block without drafts: one token from the target."""
@@ -130,6 +131,8 @@ class Speculation:
         call, canvas, live = self.call, self.call.canvas, self.live
         accepted, outcomes, chains, tokens = self._read(block, decision)
         starts, widths = [canvas.generated[row] for row in live], canvas.widths(live)
+        if call.trace is not None:
+            call.trace.block(block, decision, live, starts, tokens, outcomes)
         counts = [min(n + 1, self.limits[row] - start) for n, row, start in zip(accepted, live, starts, strict=True)]
         for columns, values in ((call.scores, block.scores), (call.logits, block.logits)):
             if columns.wanted and values is not None:
@@ -250,26 +253,6 @@ class Speculation:
         return output, stats
 
 
-def chain_generator(
-    call: CallState, config: Any, with_laws: bool = False, decoder: MappedModel | None = None
-) -> ChainGenerator:
-    """Drafts of the request's draft model for `call`, as the token-level scheme `config` wants them."""
-    request = call.request
-    return ChainGenerator(
-        request.draft,
-        int(text_config(request.model).vocab_size),
-        Processors(request.processors).copies(),
-        call.randomness if call.sampling else None,
-        DraftLength(config.num_draft_tokens, lambda: weight_bytes(request.draft) / weight_bytes(request.model)),
-        batch=call.batch,
-        chains=config.num_chains,
-        max_length=call.canvas.prompt_width + call.rules.room,
-        with_laws=with_laws or call.sampling,
-        device=call.device,
-        decoder=decoder,
-    )
-
-
 def read_on_host(values: torch.Tensor) -> list[list[int]]:
     """Bring a small integer tensor to the host. A round does this once; only the caller's own criteria may read
     more."""
@@ -290,7 +273,9 @@ def check_laws(broken: int, request: Request, role: str = "target") -> None:
 
 
 def warn_of_low_acceptance(stats: DecodingStats, request: Request) -> None:
-    """One warning where hardly any drafted token passed."""
+    """One warning where hardly any token that the draft model drafted passed; what is looked up may well be wrong."""
+    if getattr(getattr(request.scheme, "revise_with", None) or request.scheme, "draft", "model") != "model":
+        return
     if stats.tested >= LOW_ACCEPTANCE_TESTED and stats.acceptance_rate < LOW_ACCEPTANCE:
         draft, target = describe_model(request.draft), describe_model(request.model)
         warn_once(

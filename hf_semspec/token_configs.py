@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .checks import assign, bad_value, entry_of, integer, real, sampling_settings
+from .checks import assign, bad_value, boolean, entry_of, integer, listed, real, sampling_settings
+
+DRAFT_SOURCES = ("model", "ngram", "ngram+model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,18 +22,49 @@ class LosslessConfig:
         num_chains (`int`, *optional*, defaults to 1):
             Chains drafted a round, in [1, 64]. More than one is exact multi-draft verification: one target pass over
             all of them, the same output law. The default is the papers' algorithm; the range is ours.
+        draft (`str`, *optional*, defaults to `"model"`):
+            What drafts: `"model"` the `assistant_model`; `"ngram"` the text so far, in which what followed the last
+            time its final n-gram occurred is looked up, without a draft model; `"ngram+model"` the text, and the
+            `assistant_model` where nothing is found. The output law is the same. Both are ours.
+        max_ngram (`int`, *optional*, defaults to 3):
+            The longest n-gram that is looked up, in tokens, in [1, 16]; shorter ones are tried where it is not found.
+            Used by `"ngram"` and `"ngram+model"` only. Ours.
+        compile_draft (`bool`, *optional*, defaults to `False`):
+            Run the draft's one-token forwards from fixed buffers, on CUDA as a captured graph, which is faster where
+            launching kernels takes longer than running them. The tokens are the same up to rounding. Ours.
 
     Raises:
-        ValueError: If a value is of the wrong type or out of its range.
+        ValueError: If a value is of the wrong type or out of its range, or `num_chains` or `"auto"` asks for a draft
+            model where `draft` names none.
     """
 
     name: ClassVar[str] = "lossless"
 
     num_draft_tokens: int | Literal["auto"] = 5
     num_chains: int = 1
+    draft: Literal["model", "ngram", "ngram+model"] = "model"
+    max_ngram: int = 3
+    compile_draft: bool = False
 
     def __post_init__(self) -> None:
         _check_chains(self)
+        if not isinstance(self.draft, str) or self.draft not in DRAFT_SOURCES:
+            raise bad_value("draft", self.draft, f"one of {listed(DRAFT_SOURCES)}")
+        assign(self, "max_ngram", integer("max_ngram", self.max_ngram, 1, 16))
+        if self.draft != "model" and self.num_chains > 1:
+            raise ValueError(
+                f'`num_chains` must be 1 with draft="{self.draft}", but is {self.num_chains}: there is one text to '
+                'look up in; draft="model" draws several chains.'
+            )
+        if self.draft == "ngram" and self.compile_draft:
+            raise ValueError(
+                '`compile_draft=True` is about the draft model, and draft="ngram" has none: leave it out.'
+            )
+        if self.draft == "ngram" and self.num_draft_tokens == "auto":
+            raise ValueError(
+                '`num_draft_tokens="auto"` weighs what the draft model costs, and draft="ngram" has none: give a '
+                "number."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe entry `{"scheme": name, **fields}`; see [`scheme_from_dict`]."""
@@ -76,6 +109,8 @@ class EASDConfig:
         calibrated_for (`dict`, *optional*):
             Sampling settings that the thresholds were calibrated under, some or all of `do_sample`, `temperature`,
             `top_k` and `top_p`. `None` means that the thresholds are not calibrated. Ours.
+        compile_draft (`bool`, *optional*, defaults to `False`):
+            As in [`LosslessConfig`].
 
     Raises:
         ValueError: If a value is of the wrong type or out of its range.
@@ -93,6 +128,7 @@ class EASDConfig:
     trigger: Literal["entropy", "random"] = "entropy"
     trigger_rate: float = 0.0
     calibrated_for: dict[str, Any] | None = field(default=None, hash=False)
+    compile_draft: bool = False
 
     def __post_init__(self) -> None:
         _check_chains(self)
@@ -121,3 +157,4 @@ def _check_chains(config: LosslessConfig | EASDConfig) -> None:
         value = integer("num_draft_tokens", config.num_draft_tokens, 1, 64, also=' or "auto"')
         assign(config, "num_draft_tokens", value)
     assign(config, "num_chains", integer("num_chains", config.num_chains, 1, 64))
+    assign(config, "compile_draft", boolean("compile_draft", config.compile_draft))

@@ -12,6 +12,7 @@ from .cache import text_config
 from .call_state import CallState
 from .calls import Request
 from .decoder import CachedModel
+from .foreign import encode_after
 from .judging import Answer
 from .outputs import DecodingStats
 from .sampling import HISTORYLESS
@@ -142,24 +143,3 @@ class TranslatingWriter(AnswerWriter):
         closed = ids[length - 1] in rules.eos_ids
         ids = ids[: length - closed]
         return Answer(start, ids, end is not None or start + length == rules.room, closed)
-
-
-def encode_after(tokenizer: Any, before: list[int], text: str) -> list[int]:
-    """The ids of `text` where it follows the ids `before`: as far as they spell just that, and leave `before` as it
-    is."""
-
-    def spelled(ids: list[int]) -> str:
-        decoded: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        return decoded
-
-    start = spelled(before)
-    joined: list[int] = tokenizer(start + text, add_special_tokens=False)["input_ids"]
-    alone: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    after = joined[len(before) :] if joined[: len(before)] == before else alone
-    for ids in (after, alone):
-        if spelled(before + ids) == start + text:
-            return ids
-    for length in range(len(alone), 0, -1):
-        if (start + text).startswith(spelled(before + alone[:length])):
-            return alone[:length]
-    return []

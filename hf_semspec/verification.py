@@ -11,13 +11,14 @@ from .cache import RowStates, held
 from .call_state import CallState
 from .calls import Request
 from .configuration import PARSEConfig
-from .decoder import MappedModel
+from .decoder import CachedModel, MappedModel
+from .drafters import drafter as make_drafter
 from .drafting import NoDrafts
 from .drafts import first_clash
 from .judging import Answer, Judge, Verdict
 from .outputs import DecodingStats
 from .prefixes import kept_prefix, monotonicity_violations, segment_ended
-from .speculation import Speculation, chain_generator, warn_of_low_acceptance
+from .speculation import Speculation, warn_of_low_acceptance
 from .translation import TranslatingWriter
 
 
@@ -91,6 +92,9 @@ class Verification:
             index = kept_prefix(verdict.confidences, config.boundary, config.prefix_threshold, uniform)
             kept = answer.written if accepted else verdict.lengths[index - 1] if index else 0
             total = answer.start + kept
+            if call.trace is not None:
+                written = call.canvas.texts([row])[0][-answer.written :] if answer.written else []
+                call.trace.answer(row, answer.start, written, kept, accepted, verdict.lengths, verdict.confidences)
             call.clear(row, total, answer.start + answer.written)
             call.canvas.generated[row] = total
             if (kept == answer.written and answer.finished) or total == call.rules.room:
@@ -123,10 +127,10 @@ class Verification:
         call, canvas, rows = self.call, self.call.canvas, self.open_rows
         drafter = NoDrafts()
         if self.config.revise_with is not None:
-            model = self.writer.model
-            assert isinstance(model, MappedModel)
-            drafter = chain_generator(call, self.config.revise_with, self.reviser.with_laws, model)
-            drafter.resume([self.writer.states.get(row, []) for row in rows], canvas.lengths(rows))
+            own = self.writer.model if isinstance(self.writer.model, MappedModel) else None
+            drafter = make_drafter(call, self.config.revise_with, self.reviser.with_laws, rows, own)
+            if own is not None:
+                drafter.resume([self.writer.states.get(row, []) for row in rows], canvas.lengths(rows))
         canvas.set_chains(drafter.chains)
         state = Speculation(
             call,
@@ -141,16 +145,26 @@ class Verification:
             state.expand()
         self.reviser.run(state)
         canvas.set_chains(1)
+        if drafter.decoder is not None:
+            self._count_forwards(drafter.decoder)
         self.open_rows = sorted(state.paused)
         if self.open_rows:
             self._take_over(state, drafter)
+
+    def _count_forwards(self, decoder: CachedModel) -> None:
+        """Add those of a draft that translates, and so reads the text anew for each revision."""
+        model = self.writer.model
+        if decoder is not model:
+            model.forwards += decoder.forwards
+            model.tokens += decoder.tokens
+            model.seconds += decoder.seconds
 
     def _take_over(self, state: Speculation, drafter: NoDrafts) -> None:
         """Bring what both caches hold of the rows that paused to where the next answer begins."""
         states: list[RowStates] = [state.target_states[row] for row in self.open_rows]
         self.target.cache.load(states)
         self.cached = [held(row) for row in states]
-        if drafter.caches:
+        if drafter.decoder is self.writer.model:
             self.writer.states.update(state.draft_states)
 
     def _pauses(self) -> Callable[[int, list[int]], bool]:

@@ -181,10 +181,10 @@ def test_limit_triggers_that_never_fire_change_no_bit(num_chains: int, limits: t
         top_n=3,
     )
     with_triggers = accept_chains(log_p, log_q, drafts, uniforms, triggers=triggers)
-    assert same(with_triggers, accept_chains(log_p, log_q, drafts, uniforms))
+    assert same(with_triggers._replace(triggered=None), accept_chains(log_p, log_q, drafts, uniforms))
     choices = log_p.argmax(-1)
     greedy = accept_chains_greedy(choices, drafts, triggers=triggers, log_p=log_p)
-    assert same(greedy, accept_chains_greedy(choices, drafts))
+    assert same(greedy._replace(triggered=None), accept_chains_greedy(choices, drafts))
 
 
 @pytest.mark.parametrize("num_chains", [1, 3])

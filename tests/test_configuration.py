@@ -23,7 +23,14 @@ from hf_semspec.configuration import (
 
 pytestmark = pytest.mark.seam
 
-LOSSLESS = {"scheme": "lossless", "num_draft_tokens": 5, "num_chains": 1}
+LOSSLESS = {
+    "scheme": "lossless",
+    "num_draft_tokens": 5,
+    "num_chains": 1,
+    "draft": "model",
+    "max_ngram": 3,
+    "compile_draft": False,
+}
 EASD = {
     "scheme": "easd",
     "num_draft_tokens": 5,
@@ -36,6 +43,7 @@ EASD = {
     "trigger": "entropy",
     "trigger_rate": 0.0,
     "calibrated_for": None,
+    "compile_draft": False,
 }
 CALIBRATED = {"do_sample": True, "temperature": 0.7, "top_k": 50, "top_p": None}
 FULL = EASDConfig(

@@ -7,17 +7,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GenerationMixin
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    GenerationMixin,
+    dynamic_module_utils,
+)
 
 import hf_semspec
 from hf_semspec import compatibility, drafts
-from hf_semspec.bench import report
+from hf_semspec.bench import imports, report
 
+from .encoder_models import encoder_decoder
 from .models import draft_of, prompts, tiny, tokenizer
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+EXAMPLES = ROOT / "examples"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+PAGES += sorted(EXAMPLES.rglob("README.md"))
 TESTS = {path.name: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py")}
 
 
@@ -47,6 +57,8 @@ def test_python_blocks_run(page, monkeypatch, tmp_path):
         return tiny(hidden=64, dtype=torch.float32)
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    monkeypatch.setattr(AutoModelForSeq2SeqLM, "from_pretrained", lambda *args, **kwargs: encoder_decoder("t5"))
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *args, **kwargs: tokenizer(chat=True))
     monkeypatch.chdir(tmp_path)
     for block in blocks(page):
@@ -63,6 +75,37 @@ def test_links_lead_somewhere(page):
 def test_the_benchmark_page_has_its_marks():
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     assert page.index(report.BEGIN) < page.index(report.END)
+
+
+def test_the_architecture_page_has_the_marks_of_the_imports():
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    assert page.index(imports.BEGIN) < page.index(imports.END)
+
+
+def test_every_page_is_in_the_menu():
+    menu = re.findall(r"^ *- ([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if "results/" not in page.as_posix()}
+    assert pages <= set(menu)
+    assert all((DOCS / page).exists() or (ROOT / page).exists() for page in menu)
+    assert len(menu) == len(set(menu))
+
+
+def test_the_api_page_shows_every_public_name():
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^::: hf_semspec\.(\w+)$", text, flags=re.MULTILINE))
+    assert shown == set(hf_semspec.__all__) - {"__version__"}
+    assert shown <= set(re.findall(r"`(\w+)`", text))
+
+
+def test_the_index_of_papers_marks_every_value():
+    """Each table of it says of each value where it is from."""
+    text = (DOCS / "paper_index.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?!value|---)(.*) \| (.*) \|$", text, flags=re.MULTILINE)
+    assert rows
+    known = r"^(paper|code|reviews|ours|not here)\b"
+    assert not [row for row in rows if not re.match(known, row[1])]
+    schemes = set(re.findall(r"\[`(\w+)`\]\(methods/", text))
+    assert schemes == set(hf_semspec.configuration.SCHEME_CONFIGS)
 
 
 def test_the_drafts_page_states_the_limit_of_padding():
@@ -132,4 +175,4 @@ def test_the_architecture_page_lists_every_module():
     listed = {name for row in rows for name in re.findall(r"`(.*?)`", row.split("|")[2])}
     package = Path(hf_semspec.__file__).parent
     modules = {path.stem for path in package.glob("*.py")} | {f"schemes/{name}" for name in hf_semspec.schemes.SCHEMES}
-    assert listed - {"bench/", "evaluation/"} == modules
+    assert listed - {"bench/", "evaluation/", "trace/"} == modules

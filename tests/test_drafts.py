@@ -199,8 +199,10 @@ class TestVocabularies:
         assert not recwarn
 
     def test_ui_25_equal_sizes_with_permuted_ids_are_foreign(self):
-        with pytest.raises(ValueError, match=r"foreign.*id 2 is .* lossless, easd and smc.*load_draft"):
+        with pytest.raises(ValueError, match=r"foreign.*id 2 is .*lossless and easd.*smc.*load_draft"):
             check_vocabularies(tiny(), tiny(), tokenizer(), tokenizer(permute=3))
+        assert check_vocabularies(tiny(), tiny(), tokenizer(), tokenizer(permute=3), allow_foreign=True)
+        assert not check_vocabularies(tiny(), tiny(), tokenizer(), tokenizer(size=120), allow_foreign=True)
 
     def test_one_tokenizer_alone(self):
         check_vocabularies(tiny(), tiny(), tokenizer=tokenizer())

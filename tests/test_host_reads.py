@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_semspec import SemSpecConfig
 from tests.helpers import EXACT, WEAK_DRAFTS, assisted
-from tests.models import draft_of, prompts, tiny
+from tests.models import draft_of, prompts, tiny, tokenizer
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
 
@@ -93,3 +94,26 @@ def test_one_host_read_a_round(kind: str, lengths: tuple[int, ...], fields: dict
     long, many, where = count(kind, "near", 48, lengths, **fields)
     assert many > few
     assert long - short <= many - few, where
+
+
+@pytest.mark.parametrize("kind", ["ngram", "ngram+model", "foreign"])
+def test_one_host_read_a_round_with_other_drafts(kind: str) -> None:
+    """What is looked up, and what a draft of another tokenizer reads, is known from the ids that were committed."""
+    reads, forwards = [], []
+    for limit in (12, 40):
+        target = tiny("llama", 0)
+        call: dict[str, Any] = {} if kind == "ngram" else {"assistant_model": draft_of(target, "near")}
+        if kind == "foreign":
+            call |= {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(permute=3)}
+        config = SemSpecConfig(
+            "lossless",
+            draft="model" if kind == "foreign" else kind,
+            max_new_tokens=limit,
+            return_dict_in_generate=True,
+        )
+        models = [model for model in (target, call.get("assistant_model")) if model is not None]
+        with pytest.MonkeyPatch.context() as patch, HostReads(patch, *models) as counted:
+            output = target.generate(**prompts((3, 9, 6)), **call, generation_config=config)
+        reads.append(counted.count)
+        forwards.append(output.stats.target_forwards)
+    assert reads[1] - reads[0] <= forwards[1] - forwards[0], counted.where

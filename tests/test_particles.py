@@ -24,23 +24,31 @@ def floats(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_gumbel_max_follows_the_noise() -> None:
-    scores = floats([0.0, 1.0, 2.0]).expand(3, 3)
-    noise = floats([[1e-9, 1.0, 1.0], [1.0, 1e-9, 1.0], [1.0, 1.0, 1.0]])
-    assert particles.gumbel_max(scores, noise).tolist() == [0, 1, 2]
-    assert particles.gumbel_max(floats([-INF, 0.0]), floats([0.0, 50.0])) == 1, "an id without mass is never drawn"
+def test_a_draw_inverts_the_cumulative_sum() -> None:
+    law = [0.25, 0.0, 0.5, 0.25]
+    scores = floats(law).log().expand(6, 4)
+    uniforms = floats([0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53])
+    tokens, log_probs = particles.draw(scores, uniforms)
+    assert tokens.tolist() == [0, 0, 2, 2, 3, 3], "an id without mass is never drawn"
+    assert_exact(log_probs, floats(law).log()[tokens])
+
+
+def test_a_draw_from_no_law_says_so() -> None:
+    scores = floats([[-INF, -INF], [0.0, math.nan], [-INF, 1e4]])
+    _, log_probs = particles.draw(scores, floats([0.5, 0.5, 0.5]))
+    assert log_probs[0] == -INF and log_probs[1].isnan() and log_probs[2] == 0
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
-def test_gumbel_max_draws_the_law_and_a_wrong_noise_does_not(power: float) -> None:
+def test_draws_follow_the_law_and_those_of_a_wrong_power_do_not(power: float) -> None:
     rng = torch.Generator().manual_seed(1)
     scores = torch.randn(7, generator=rng)
-    noise = torch.empty(40_000, 7).exponential_(generator=rng)
+    uniforms = torch.rand(40_000, generator=rng, dtype=torch.float64)
     law = (power * scores).softmax(-1)
-    assert deviations(particles.gumbel_max(scores, noise, power), law) == []
-    assert deviations((power * scores - noise).argmax(-1), law)
-    if power != 1:
-        assert deviations(particles.gumbel_max(scores, noise), law)
+    tokens, log_probs = particles.draw(scores.expand(40_000, 7), uniforms, power)
+    assert deviations(tokens, law) == []
+    assert_exact(log_probs, (power * scores.double()).log_softmax(-1)[tokens])
+    assert deviations(particles.draw(scores.expand(40_000, 7), uniforms, 1.5 * power)[0], law)
 
 
 def test_log_probs_are_those_of_the_noise_free_law() -> None:

@@ -26,6 +26,7 @@ SMC = {
     "power": 1.0,
     "select": "sample",
     "draft_temperature": None,
+    "compile_draft": False,
 }
 
 

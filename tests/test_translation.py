@@ -42,8 +42,8 @@ def call(target: Any, draft: Any, inputs: Any, *, other: Any = FOREIGN, **fields
     processors = fields.pop("logits_processor", None)
     config = SemSpecConfig(
         "parse",
-        **{**ASKED, "revise_with": None, "max_new_tokens": 40, "return_dict_in_generate": True, "do_sample": False},
-        **fields,
+        **{**ASKED, "revise_with": None, "max_new_tokens": 40, "return_dict_in_generate": True, "do_sample": False}
+        | fields,
     )
     return target.generate(
         **inputs,
@@ -91,16 +91,15 @@ def test_stop_strings_and_length_end_a_translated_answer(target: Any, draft: Any
     assert new_tokens(output, inputs)[0].tolist() == plain[:7]
 
 
-def test_revision_by_tokens_needs_one_vocabulary(target: Any, draft: Any) -> None:
-    with Forwards(target, draft) as spy, pytest.raises(ValueError, match="revise_with=None"):
-        target.generate(
-            **prompts((6,)),
-            assistant_model=draft,
-            generation_config=SemSpecConfig("parse", **ASKED),
-            tokenizer=OWN,
-            assistant_tokenizer=FOREIGN,
-        )
-    assert spy.calls == 0
+@pytest.mark.parametrize("redrafts", [0, 2])
+def test_the_target_revises_with_the_same_draft(target: Any, draft: Any, redrafts: int) -> None:
+    """Answers go across as text, and in the revision those tokens that both vocabularies have."""
+    inputs = prompts((3, 7, 12))
+    fields = {"accept_threshold": 2.0, "prefix_threshold": 2.0, "max_redrafts": redrafts, "revise_with": "lossless"}
+    output = call(target, draft, inputs, **fields)
+    assert new_tokens(output, inputs).tolist() == plain_rows(target, inputs, max_new_tokens=40).tolist()
+    assert output.stats.acceptance_rate == 1.0
+    check_identities(output.stats)
 
 
 class Even(LogitsProcessor):

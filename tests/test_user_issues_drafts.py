@@ -217,7 +217,7 @@ def test_ui32_models_on_different_devices(kind: str, split: bool, tmp_path: Path
 def test_ui42_text_that_outgrows_the_drafts_context(kind: str, shape: str) -> None:
     target = tiny("llama", 0)
     draft = tiny(shape, 0, positions=16)
-    for lengths in ((4,), (20,), (3, 12)):
+    for lengths in ((4,), (20,), (3, 12, 20)):
         inputs = prompts(lengths)
         with caught() as messages:
             output = assisted(
@@ -228,6 +228,22 @@ def test_ui42_text_that_outgrows_the_drafts_context(kind: str, shape: str) -> No
         if shape == "gpt2":
             assert len([message for message in messages if "16" in message]) == 1
         check_identities(output.stats, [40] * len(lengths))
+
+
+def test_ui42_smc_draws_from_the_target_where_the_draft_cannot_read() -> None:
+    """Such tokens weigh nothing; what was drafted before keeps its weight."""
+    target, draft = tiny("llama", 0), tiny("llama", 1, positions=24)
+    inputs = prompts((26, 30), seed=1)
+    fields = {"do_sample": True, "max_new_tokens": 12, "return_dict_in_generate": True}
+    output = assisted(target, draft, inputs, "smc", **fields)
+    assert output.stats.drafted == output.stats.draft_forwards == 0
+    assert not output.log_weights.any()
+    assert output.particles.unique(dim=1).shape[1] > 1
+    shorter = prompts((18, 30), seed=1)
+    mixed = assisted(target, draft, shorter, "smc", ess_threshold=0.0, **fields)
+    assert mixed.log_weights[0].any()
+    assert not mixed.log_weights[1].any()
+    check_identities(mixed.stats, [12, 12])
 
 
 @pytest.mark.deprecated

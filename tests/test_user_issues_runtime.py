@@ -9,18 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    CLIPVisionConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from hf_semspec import SemSpecConfig
 from tests.helpers import EXACT, WEAK_DRAFTS, Forwards, assisted, exact, new_tokens, plain, plain_rows, refuses
-from tests.models import PAD, VOCAB, draft_of, prompts, tiny, tokenizer
+from tests.models import draft_of, prompts, tiny, tokenizer
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
 
@@ -102,29 +94,6 @@ def test_ui55_threads_may_share_the_models(kind: str, name: str) -> None:
     assert all(torch.equal(*pair) for pair in zip(results, serial, strict=True))
 
 
-def t5() -> T5ForConditionalGeneration:
-    config = T5Config(
-        vocab_size=VOCAB,
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        decoder_start_token_id=0,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
-    return T5ForConditionalGeneration(config).double().eval()
-
-
-@pytest.mark.parametrize("side", ["target", "draft", "both"])
-def test_ui56_encoder_decoders_are_refused_by_name(side: str) -> None:
-    target = tiny("llama", 0) if side == "draft" else t5()
-    draft = tiny("llama", 1) if side == "target" else t5()
-    config = SemSpecConfig("lossless", max_new_tokens=4)
-    refuses(target, draft, prompts((4,)), r"T5ForConditionalGeneration.*encoder", generation_config=config)
-
-
 def test_ui56_inputs_embeds_are_refused_by_name() -> None:
     target = tiny("llama", 0)
     config = SemSpecConfig("lossless", max_new_tokens=4)
@@ -133,38 +102,6 @@ def test_ui56_inputs_embeds_are_refused_by_name() -> None:
     mask = torch.ones(1, 4, dtype=torch.long)
     for inputs in ({"inputs_embeds": embeds}, {"inputs_embeds": embeds, "attention_mask": mask}):
         refuses(target, draft_of(target, "near"), inputs, "inputs_embeds", generation_config=config)
-
-
-def test_ui56_images_are_refused_by_name_before_any_forward() -> None:
-    vision = CLIPVisionConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=8, patch_size=4
-    )
-    text = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        pad_token_id=PAD,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=VOCAB - 1, pad_token_id=PAD)
-    model = LlavaForConditionalGeneration(config).double().eval()
-    model.generation_config.pad_token_id = PAD
-    ids = torch.tensor([[5, *[VOCAB - 1] * 4, 6, 7]])
-    pixels = torch.randn(1, 3, 8, 8, dtype=torch.float64)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
-    refuses(
-        model,
-        tiny("llama", 0),
-        inputs,
-        "pixel_values|image",
-        generation_config=SemSpecConfig("lossless", max_new_tokens=4),
-    )
-    # Its text alone is an ordinary prompt.
-    one = prompts((4,), vocab=VOCAB - 1)
-    assert torch.equal(assisted(model, tiny("llama", 0), one, max_new_tokens=8), plain(model, one, max_new_tokens=8))
 
 
 def test_ui57_synced_gpus_with_one_process_changes_nothing() -> None:

@@ -12,6 +12,7 @@ from tests.helpers import (
     EXACT,
     TESTING,
     WEAK_DRAFTS,
+    Forwards,
     assisted,
     caught,
     check_identities,
@@ -80,16 +81,19 @@ def test_ui23_a_prompt_may_hold_ids_that_the_draft_lacks() -> None:
 
 @pytest.mark.parametrize("size", [97, 128])
 def test_ui25_same_size_or_not_other_tokens_are_found(size: int) -> None:
+    """Found where both tokenizers are given: the draft then counts for the tokens that both have, under smc not at
+    all; taken for one vocabulary it is useless."""
     target, draft = tiny("llama", 0), tiny("llama", 1, vocab=size)
+    inputs = prompts((4,))
     call = {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(size=size, permute=5)}
-    refuses(
-        target,
-        draft,
-        prompts((4,)),
-        "tokenizer",
-        generation_config=SemSpecConfig("lossless", max_new_tokens=4),
-        **call,
-    )
+    config = SemSpecConfig("smc", max_new_tokens=4)
+    refuses(target, draft, inputs, "foreign.*smc", generation_config=config, **call)
+    with Forwards(draft) as spy:
+        output = assisted(target, draft, inputs, call=call, max_new_tokens=9)
+    assert torch.equal(new_tokens(output, inputs), plain_rows(target, inputs, max_new_tokens=9))
+    theirs = call["assistant_tokenizer"].get_vocab()
+    read = [theirs[token] for token in tokenizer().convert_ids_to_tokens(inputs["input_ids"][0])]
+    assert spy.kwargs[0]["input_ids"][0, :4].tolist() == read
 
 
 def test_ui25_sizes_far_apart_without_tokenizers_say_what_to_pass() -> None:

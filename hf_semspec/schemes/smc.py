@@ -6,7 +6,7 @@ from typing import Any
 from ..calls import Request
 from ..configuration import SMCConfig
 from ..outputs import DecodingStats
-from ..particles import gumbel_max, log_increments, log_normaliser, resample
+from ..particles import draw, log_increments, log_normaliser, resample
 from ..population import Population
 
 
@@ -18,7 +18,7 @@ def decode(request: Request) -> tuple[Any, DecodingStats]:
     state.prefill()  # x0 ~ p(. | prompt)
     while state.running:
         block = state.draft_and_score()  # DRAFT d ~ q, SCORE in one target pass
-        bonus = gumbel_max(block.last, block.noise, power)  # BONUS b ~ p_{γ+1}^α
+        bonus, _ = draw(block.last, block.uniforms, power)  # BONUS b ~ p_{γ+1}^α
         state.judge(block, bonus)  # EOS
         increments = log_increments(  # WEIGHT α·log p − log q, up to the end
             block.log_p, block.log_q, log_normaliser(block.last, power), block.kept, power, block.drafted

@@ -1,0 +1,86 @@
+"""What drafts for a call of a token-level scheme: its draft model, the text so far, or both."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .cache import text_config
+from .call_state import CallState
+from .decoder import MappedModel
+from .drafting import ChainGenerator, DraftLength, NoDrafts
+from .drafts import first_clash, weight_bytes
+from .foreign import ForeignGenerator
+from .ngrams import NGramFirst, NGramGenerator
+from .sampling import Processors
+
+
+def asks_for_model(scheme: Any) -> bool:
+    """Whether the scheme's config wants a draft model; n-grams alone are drafted without one."""
+    return getattr(scheme, "draft", "model") != "ngram"
+
+
+def drafter(
+    call: CallState,
+    config: Any,
+    with_laws: bool = False,
+    rows: Sequence[int] | None = None,
+    decoder: MappedModel | None = None,
+) -> NoDrafts:
+    """Drafts for `call`, as the token-level scheme `config` wants them.
+
+    Args:
+        rows: the rows to draft for, indices into the caller's batch; all by default.
+        decoder: the draft model with what its cache holds already; made anew by default.
+    """
+    kind = getattr(config, "draft", "model")
+    if kind == "model":
+        return chain_generator(call, config, with_laws, decoder, rows)
+    rows = call.rows if rows is None else rows
+    most = max(DraftLength.CHOICES) if config.num_draft_tokens == "auto" else config.num_draft_tokens
+    ngrams = NGramGenerator(
+        int(text_config(call.request.model).vocab_size),
+        most,
+        dict(zip(rows, call.canvas.texts(rows), strict=True)),
+        max_length=call.canvas.prompt_width + call.rules.room,
+        with_laws=with_laws or call.sampling or call.trace is not None,
+        device=call.device,
+        max_ngram=config.max_ngram,
+    )
+    return ngrams if kind == "ngram" else NGramFirst(ngrams, chain_generator(call, config, with_laws, decoder, rows))
+
+
+def chain_generator(
+    call: CallState,
+    config: Any,
+    with_laws: bool = False,
+    decoder: MappedModel | None = None,
+    rows: Sequence[int] | None = None,
+) -> ChainGenerator:
+    """Drafts of the request's draft model for `call`, as the token-level scheme `config` wants them."""
+    request = call.request
+    vocabulary = int(text_config(request.model).vocab_size)
+    common: Any = {
+        "processors": Processors(request.processors).copies(),
+        "randomness": call.randomness if call.sampling else None,
+        "length": DraftLength(
+            config.num_draft_tokens, lambda: weight_bytes(request.draft) / weight_bytes(request.model)
+        ),
+        "chains": config.num_chains,
+        "max_length": call.canvas.prompt_width + call.rules.room,
+        "with_laws": with_laws or call.sampling or call.trace is not None,
+        "device": call.device,
+        "static": config.compile_draft,
+    }
+    tokenizers = request.tokenizer, request.assistant_tokenizer
+    if first_clash(*tokenizers) is None:
+        source = None if decoder is not None else call.sources.of_draft()
+        chains = ChainGenerator(request.draft, vocabulary, batch=call.batch, decoder=decoder, source=source, **common)
+        call.sources.show_images(chains, call.canvas)
+        return chains
+    if call.sources.beside_text:
+        raise ValueError(
+            "a draft with another tokenizer (assistant_tokenizer) reads text alone, and this prompt has more: pass a "
+            "draft of the target's family"
+        )
+    rows = call.rows if rows is None else rows
+    texts = dict(zip(rows, call.canvas.texts(rows), strict=True))
+    return ForeignGenerator(request.draft, tokenizers, texts, vocabulary, **common)

@@ -1,0 +1,457 @@
+"""The page of a trace: what it holds and how large it is, and in a browser that it works, is readable and quiet."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+
+from hf_semspec.trace import page
+from hf_semspec.trace.text import Speller, spoken, visible
+
+from .trace_pages import HOSTILE, Words, bytes_tokenizer, judged, speculated, weighted
+
+TRACES = {
+    "easd": lambda length: speculated(length),
+    "parse": lambda length: judged(length),
+    "smc": lambda length: weighted(length),
+    "many particles": lambda length: weighted(length, particles=256),
+}
+VOID = {"meta", "link", "img", "input", "br"}
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes and text; what is closed must be what is open."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.found, self.text = [], [], []
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append((self.open[-1] if self.open else "", data))
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_thousand_tokens_are_below_two_megabytes(name):
+    trace = TRACES[name](1000)
+    html = page.render(trace, Words())
+    assert trace.rows[0].length >= 1000
+    assert len(html.encode()) < 2_000_000
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_the_page_is_well_formed_and_loads_nothing(name):
+    elements = Elements(page.render(TRACES[name](80), Words()))
+    assert [tag for tag, _ in elements.found].count("script") == 1
+    links = [value for _, attributes in elements.found for key, value in attributes.items() if key in ("src", "href")]
+    assert all(link.startswith("#") or link == "data:," for link in links)
+    assert not [key for _, attributes in elements.found for key in attributes if key.startswith("on")]
+    ids = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    css = "".join(text for tag, text in elements.text if tag == "style")
+    assert "url(" not in css
+    assert "@import" not in css
+
+
+def test_the_policy_allows_the_page_its_own_script_and_nothing_else():
+    elements = Elements(page.render(speculated(20), Words()))
+    (script,) = [text for tag, text in elements.text if tag == "script"]
+    (policy,) = [a["content"] for a in elements.all("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert "default-src 'none'" in policy
+    assert f"script-src 'sha256-{digest}'" in policy
+
+
+def test_hostile_tokens_stay_text():
+    trace = speculated(len(HOSTILE), seed=1)
+    trace.rows[0].prompt = list(range(len(HOSTILE)))
+    trace.settings["</script><b>"] = "<i onclick=1>"
+    for place, event in enumerate(trace.rows[0].events):
+        object.__setattr__(event, "token", place % len(HOSTILE))
+    html = page.render(trace, Words())
+    elements = Elements(html)
+    assert not elements.all("img")
+    assert len(elements.all("script")) == 1
+    shown = "".join(text for _, text in elements.text)
+    assert HOSTILE[0] in shown
+    assert HOSTILE[1] in shown
+    assert "⟨U+202E⟩evil" in shown
+    assert not re.search("[\x00\x1b\u202e\ud800]", html)
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_every_token_is_an_option_with_a_name_and_a_row_of_the_table(name):
+    trace = TRACES[name](60)
+    elements = Elements(page.render(trace, Words()))
+    options = [a for _, a in elements.found if a.get("role") == "option"]
+    tokens = [a for a in options if a["id"].startswith("e")]
+    assert len(tokens) == len(trace.rows[0].events)
+    rows = {a["id"] for a in elements.all("tr") if "id" in a}
+    assert all("r" + a["id"] in rows for a in options)
+    assert all(a["aria-label"].strip() for a in options)
+    assert [a["tabindex"] for a in options].count("0") == 1
+    assert all(a.get("scope") == "col" for a in elements.all("th") if "scope" in a)
+
+
+def test_kinds_differ_by_more_than_colour():
+    """Each mark of the text has a line, a glyph or a style that no other has."""
+    css = page.files("hf_semspec.trace").joinpath("page.css").read_text()
+    looks = []
+    for kind in ("accepted", "kept", "bonus", "residual", "resampled", "rejected", "triggered", "untested", "cut"):
+        rules = re.findall(rf"(?:^|, )\.{kind}(?:, [^{{]*)? {{ ([^}}]*) }}", css, flags=re.MULTILINE)
+        drawn = re.findall(r"(?:border(?:-bottom)?|text-decoration|font-style|content): ([^;]*)", " ".join(rules))
+        looks.append(" ".join(re.sub(r"var\([^)]*\)", "", one) for one in drawn))
+    assert len(set(looks)) == len(looks)
+
+
+def test_without_a_tokenizer_tokens_are_ids():
+    trace = speculated(10)
+    html = page.render(trace, None)
+    assert f"⟨{trace.rows[0].tokens[0]}⟩" in html
+
+
+def test_a_page_is_saved_with_the_tokenizer_of_the_call(tmp_path):
+    trace = speculated(10)
+    trace.tokenizer = Words()
+    trace.save_html(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page.render(trace, Words())
+
+
+def test_paths_of_this_machine_stay_here():
+    trace = speculated(10)
+    trace.model_name = "/home/somebody/models/tiny"
+    assert "somebody" not in page.render(trace, None) + json.dumps(trace.to_dict())
+    assert "target tiny" in page.render(trace, None)
+
+
+def test_spans_are_marked_with_their_numbers():
+    elements = Elements(page.render(speculated(40, spans=True), Words()))
+    marks = [a for _, a in elements.found if a.get("id", "").startswith("m0-")]
+    assert marks
+    assert "by the draft" in marks[0]["aria-label"]
+    assert "p hat 0.700, rule <ratio>" in marks[0]["aria-label"]
+
+
+class TestPieces:
+    TEXT = "ab é🙂 ✓x\n🤷🏽‍♀️"
+
+    def test_characters_of_several_tokens_are_spelled_at_the_last(self):
+        words = bytes_tokenizer()
+        ids = words(self.TEXT)["input_ids"]
+        pieces = Speller(words).pieces([], ids)
+        assert len(pieces) == len(ids) == len(self.TEXT.encode())
+        assert "".join(piece.text for piece in pieces if piece.part == piece.parts) == self.TEXT
+        smile = [piece for piece in pieces if piece.text == "🙂"]
+        assert [(piece.part, piece.parts) for piece in smile] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+    def test_bytes_that_never_become_a_character(self):
+        words = bytes_tokenizer()
+        smile = words("🙂")["input_ids"]
+        pieces = Speller(words).pieces([], [*smile[:2], *smile[:1] * 6, *words("ab")["input_ids"]])
+        assert len(pieces) == 10
+        assert [piece.text for piece in pieces[-2:]][-1] == "b"
+
+    def test_what_comes_before_counts(self):
+        words = bytes_tokenizer()
+        ids = words("🙂")["input_ids"]
+        (last,) = Speller(words).pieces(ids[:3], ids[3:])
+        assert last.text == "🙂"
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            (" ", "space"),
+            ("\n\n", "2 × line break"),
+            (" \n", "space and line break"),
+            ("a\n", "“a↵”"),
+            ("\x07", "“⟨U+0007⟩”"),
+        ],
+    )
+    def test_blanks_are_named(self, text, said):
+        assert spoken(text) == said
+
+    def test_joined_emoji_stay_whole(self):
+        assert visible("🤷🏽‍♀️") == "🤷🏽‍♀️"
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+in_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    webdriver = pytest.importorskip("selenium.webdriver")
+    folder = tmp_path_factory.mktemp("browser")
+    pages = {
+        "easd": speculated(150, rows=3, spans=True),
+        "parse": judged(40),
+        "smc": weighted(60),
+    }
+    for name, trace in pages.items():
+        trace.save_html(folder / f"{name}.html", Words())
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={folder / 'profile'}",
+        "--window-size=1200,900",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(service=webdriver.ChromeService(executable_path=DRIVER), options=options)
+    driver.folder = folder
+    yield driver
+    driver.quit()
+
+
+def visit(browser, name, scheme="light"):
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    browser.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
+    browser.get_log("performance")
+    browser.get_log("browser")
+    browser.get((browser.folder / f"{name}.html").as_uri())
+
+
+def press(browser, *keys):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(browser).send_keys(*keys).perform()
+
+
+def focused(browser):
+    return browser.execute_script("return document.activeElement.id")
+
+
+def details(browser, number=0):
+    script = f"return document.querySelectorAll('.row:not([hidden]) .details')[{number}].innerText"
+    return browser.execute_script(script)
+
+
+def into(browser, selector):
+    browser.execute_script(f"document.querySelector('.row:not([hidden]) {selector} [tabindex=\"0\"]').focus()")
+
+
+PAGES = ("easd", "parse", "smc")
+# Every element that draws text, with its colour and the first opaque colour behind it.
+CONTRAST = """
+const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
+const linear = (v) => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => .2126 * linear(r / 255) + .7152 * linear(g / 255) + .0722 * linear(b / 255);
+document.querySelectorAll("details").forEach((one) => { one.open = true; });
+document.querySelectorAll(".text").forEach((one) => one.classList.add("drafts"));
+const worst = {};
+for (const one of document.querySelectorAll("body *")) {
+  const own = Array.from(one.childNodes).some((node) => node.nodeType === 3 && node.textContent.trim());
+  if (!own || !one.getClientRects().length || ["SCRIPT", "STYLE"].includes(one.tagName)) continue;
+  const style = getComputedStyle(one);
+  const ink = rgb(one.namespaceURI.endsWith("svg") ? style.fill : style.color);
+  let behind = one, paper;
+  for (; behind; behind = behind.parentElement) {
+    paper = rgb(getComputedStyle(behind).backgroundColor);
+    if (paper.length < 4 || paper[3] > 0) break;
+  }
+  const [a, b] = [light(ink), light(behind ? paper : [255, 255, 255])].sort((x, y) => y - x);
+  const ratio = (a + .05) / (b + .05);
+  const name = one.tagName + "." + (one.getAttribute("class") || "");
+  worst[name] = Math.min(worst[name] || 99, ratio);
+}
+return worst;
+"""
+
+
+@in_browser
+class TestInChromium:
+    @pytest.mark.parametrize("name", PAGES)
+    def test_no_error_and_no_request(self, browser, name):
+        from selenium.webdriver.common.keys import Keys
+
+        visit(browser, name)
+        for part in (".text", ".tree") if name == "smc" else (".text",):
+            into(browser, part)
+            press(browser, Keys.ARROW_RIGHT)
+        assert browser.get_log("browser") == []
+        assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+        sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+        asked = [one["params"] for one in sent if one["method"] == "Network.requestWillBeSent"]
+        # The browser's own first tab asks for things too.
+        asked = [one["request"]["url"] for one in asked if not one["documentURL"].startswith("chrome")]
+        assert {url.split(":")[0] for url in asked} <= {"file", "data"}
+        assert len([url for url in asked if url.startswith("file")]) == 1
+
+    def test_what_tokens_spell_is_never_run(self, browser):
+        visit(browser, "easd")
+        for number in range(len(HOSTILE)):
+            browser.execute_script(f"document.getElementById('e0-{number}').focus()")
+        assert browser.execute_script("return window.pwned") is None
+        assert browser.execute_script("return document.images.length") == 0
+        assert browser.execute_script("return document.title") == "How easd wrote this text"
+
+    def test_arrow_keys_walk_over_the_text_and_show_the_numbers(self, browser):
+        from selenium.webdriver.common.keys import Keys
+
+        visit(browser, "easd")
+        into(browser, ".text")
+        first = focused(browser)
+        assert first == "e0-0"
+        assert "plain token of the target" in details(browser)
+        seen = {first}
+        for _ in range(4):
+            press(browser, Keys.ARROW_RIGHT)
+            seen.add(focused(browser))
+            row = "document.getElementById('r' + document.activeElement.id)"
+            cells = browser.execute_script(f"return Array.from({row}.cells).map((cell) => cell.textContent)")
+            assert all(cell in details(browser) for cell in cells[2:10] if cell)
+            assert "%" in details(browser)
+        assert len(seen) == 5
+        press(browser, Keys.END)
+        last = focused(browser)
+        press(browser, Keys.ARROW_UP)
+        above = focused(browser)
+        press(browser, Keys.ARROW_DOWN)
+        assert len({last, above, first}) == 3
+        assert focused(browser) != above
+        press(browser, Keys.HOME)
+        assert focused(browser) == first
+
+    def test_one_stop_of_tab_leads_in_and_one_out(self, browser):
+        from selenium.webdriver.common.keys import Keys
+
+        visit(browser, "smc")
+        stops = []
+        for _ in range(12):
+            press(browser, Keys.TAB)
+            stops.append(
+                browser.execute_script("return document.activeElement.closest('.text, .tree, .legend')?.classList[0]")
+            )
+        assert stops.count("text") == 1
+        assert stops.count("tree") == 1
+
+    def test_enter_opens_the_drafts_that_were_replaced(self, browser):
+        from selenium.webdriver.common.keys import Keys
+
+        visit(browser, "easd")
+        drafts = "Array.from(document.querySelectorAll('#text-0 .d'))"
+        shown = f"return {drafts}.filter((one) => one.getClientRects().length).length"
+        assert browser.execute_script(shown) == 0
+        browser.execute_script("document.querySelector('#text-0 .residual').focus()")
+        assert "in place of" in details(browser)
+        press(browser, Keys.ENTER)
+        assert browser.execute_script(shown) > 0
+        press(browser, Keys.ENTER)
+        assert browser.execute_script(shown) == 0
+        browser.execute_script("document.querySelector('#row-0 input').click()")
+        assert browser.execute_script(shown) == browser.execute_script(
+            "return document.querySelectorAll('#text-0 .d').length"
+        )
+
+    def test_rows_are_tabs(self, browser):
+        from selenium.webdriver.common.keys import Keys
+
+        visit(browser, "easd")
+        rows = "Array.from(document.querySelectorAll('.row'))"
+        visible_rows = f"return {rows}.filter((one) => !one.hidden).map((one) => one.id)"
+        assert browser.execute_script(visible_rows) == ["row-0"]
+        browser.execute_script("document.getElementById('tab-0').focus()")
+        press(browser, Keys.ARROW_RIGHT)
+        assert focused(browser) == "tab-1"
+        assert browser.execute_script(visible_rows) == ["row-1"]
+        press(browser, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+        assert browser.execute_script(visible_rows) == ["row-2"]
+
+    def test_pointing_shows_the_numbers_too(self, browser):
+        from selenium.webdriver.common.action_chains import ActionChains
+        from selenium.webdriver.common.by import By
+
+        visit(browser, "easd")
+        token = browser.find_element(By.CSS_SELECTOR, "#text-0 .accepted")
+        ActionChains(browser).move_to_element(token).perform()
+        assert "accepted draft" in details(browser)
+        assert "log p" in details(browser)
+
+    def test_the_tree_is_walked_by_keys(self, browser):
+        from selenium.webdriver.common.keys import Keys
+
+        visit(browser, "smc")
+        into(browser, ".tree")
+        assert "Round 0, particle 0" in details(browser, 1)
+        press(browser, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
+        assert focused(browser) == "n0-1-1"
+        assert "Round 1, particle 1" in details(browser, 1)
+        assert "log weight" in details(browser, 1)
+        press(browser, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+        assert "resampled" in details(browser, 1)
+
+    def test_a_legend_entry_singles_out_its_tokens(self, browser):
+        visit(browser, "easd")
+        browser.execute_script("document.querySelector('#row-0 .legend button[data-kind=bonus]').click()")
+        tokens = "Array.from(document.querySelectorAll('#text-0 .lit'))"
+        lit = f"return {tokens}.map((one) => one.classList.contains('bonus'))"
+        assert browser.execute_script(lit)
+        assert all(browser.execute_script(lit))
+        assert browser.execute_script("return document.querySelector('#text-0').classList.contains('dim')")
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    @pytest.mark.parametrize("name", PAGES)
+    def test_all_text_has_contrast(self, browser, name, scheme):
+        visit(browser, name, scheme)
+        worst = browser.execute_script(CONTRAST)
+        assert len(worst) > 10
+        assert {kind: ratio for kind, ratio in worst.items() if ratio < 4.5} == {}
+
+    def test_the_two_schemes_differ(self, browser):
+        papers = []
+        for scheme in ("light", "dark"):
+            visit(browser, "smc", scheme)
+            papers.append(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+        assert papers[0] != papers[1]
+
+    @pytest.mark.parametrize("name", PAGES)
+    def test_a_narrow_window_does_not_scroll_sideways(self, browser, name):
+        metrics = {"width": 360, "height": 700, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        visit(browser, name)
+        try:
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+        finally:
+            browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+    @pytest.mark.parametrize("name", PAGES)
+    def test_a_screen_reader_finds_names(self, browser, name):
+        visit(browser, name)
+        nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+        roles = {}
+        for node in nodes:
+            if not node.get("ignored"):
+                roles.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+        assert "The text, token by token" in roles["listbox"]
+        assert len(roles["option"]) > 50
+        for role in ("option", "button", "listbox", "complementary", "tab", "checkbox", "image", "img"):
+            assert all(name.strip() for name in roles.get(role, [])), role
