@@ -10,8 +10,9 @@ import torch
 
 from hf_semspec import LosslessConfig
 from hf_semspec.bench import command, contenders, report, run
-from hf_semspec.bench.pairs import GOAL_LLAMA, Size, controlled_pair, random_llama
-from hf_semspec.bench.timing import Contender, forward_seconds, interleave, median_ratio, threads
+from hf_semspec.bench.pairs import controlled_pair, random_llama
+from hf_semspec.bench.sizes import GOAL_LLAMA, Size
+from hf_semspec.timing import Contender, forward_seconds, interleave, median_ratio, threads
 
 SMALL = Size(layers=2, hidden=64, intermediate=64, heads=2)
 

@@ -10,9 +10,10 @@ PACKAGE = Path(__file__).parent.parent / "hf_semspec"
 # except inside a package (schemes, bench, evaluation), which is one entry. "" is hf_semspec/__init__.py.
 LAYERS = [
     ["cli"],
+    ["bench"],
     ["evaluation"],
-    ["demo", "bench"],
-    ["comparison", "loading"],
+    ["demo"],
+    ["comparison", "loading", "machine", "pages", "timing"],
     [""],
     ["parse_calibration"],
     ["integration", "calibration"],

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ..configuration import LosslessConfig, SMCConfig
 from . import contenders as ways
 from .pairs import ControlledPair
-from .timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent
+from ..timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent
 
 GOAL_PARTICLES, GOAL_LENGTH = 4, 8
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..pages import markdown_table, origin
+
 BEGIN = "<!-- measured: begin -->"
 END = "<!-- measured: end -->"
 
@@ -13,7 +15,7 @@ def markdown(result: dict[str, Any]) -> str:
     """The tables of one result of [`run_goals`], ready for the page."""
     return "\n\n".join(
         (
-            _origin(result["meta"]),
+            origin(result["meta"]),
             "### Goals\n\n" + _goals(result["goals"]),
             "### Loop overhead\n\n" + _overhead(result["overhead"]),
             "### Batch 1\n\n" + _single(result["batch1"], result["pair"]),
@@ -39,27 +41,9 @@ def write_page(result: dict[str, Any], page: Path) -> None:
     page.write_text(f"{head}{BEGIN}\n{markdown(result)}\n{END}{tail}", encoding="utf-8")
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A markdown table, numbers aligned to the right after the first column."""
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
-
-
-def _origin(meta: dict[str, Any]) -> str:
-    machine = meta["machine"]
-    versions = ", ".join(f"{name} {number}" for name, number in meta["versions"].items() if number)
-    where = f"{machine['processor']}, {machine['cores']} cores, {machine['torch_threads']} torch threads"
-    if machine["accelerator"]:
-        where += f", {machine['accelerator']}"
-    return (
-        f"`{meta['command']}` at commit {meta['commit'] or 'unknown'} on {meta['date']}; Python {meta['python']}, "
-        f"{versions}; {where}."
-    )
-
-
 def _goals(goals: list[dict[str, Any]]) -> str:
     rows = [[g["what"], f"{g['value']:.2f}", g["goal"], "yes" if g["met"] else "**no**"] for g in goals]
-    return table(["what", "measured", "goal", "met"], rows)
+    return markdown_table(["what", "measured", "goal", "met"], rows)
 
 
 def _overhead(section: dict[str, Any]) -> str:
@@ -67,7 +51,7 @@ def _overhead(section: dict[str, Any]) -> str:
         [r["name"], f"{r['cpu_over_plain']:.2f}", _optional(r, "acceptance_rate", ".2f"), f"{r['same_tokens']:.2f}"]
         for r in section["rows"]
     ]
-    return table(["", "CPU time a token, over plain", "acceptance", "share of plain's tokens"], rows)
+    return markdown_table(["", "CPU time a token, over plain", "acceptance", "share of plain's tokens"], rows)
 
 
 def _single(section: dict[str, Any], pair: dict[str, Any]) -> str:
@@ -108,7 +92,7 @@ def _speeds(rows: list[dict[str, Any]]) -> str:
         ]
         for r in rows
     ]
-    return table(header, cells)
+    return markdown_table(header, cells)
 
 
 def _easd(section: dict[str, Any]) -> str:
@@ -129,7 +113,7 @@ def _easd(section: dict[str, Any]) -> str:
         for r in section["rows"]
     ]
     header = ["", "tokens/s", "trigger rate", "over lossless", "law leaves", "tokens a round"]
-    return lines + "\n\n" + table(header, cells)
+    return lines + "\n\n" + markdown_table(header, cells)
 
 
 def _smc(section: dict[str, Any]) -> str:
@@ -154,14 +138,14 @@ def _smc(section: dict[str, Any]) -> str:
         ]
         for row in section["rows"]
     ]
-    memory = table(
+    memory = markdown_table(
         ["N", "new tokens", "peak MB beside the weights", "keys and values alone, MB"],
         [
             [str(row["particles"]), str(row["new_tokens"]), f"{row['peak'] / 1e6:.1f}", f"{row['states'] / 1e6:.1f}"]
             for row in section["memory"]
         ],
     )
-    return "\n".join((lines, "", table(header, cells), "", "Memory of a call:", "", memory))
+    return "\n".join((lines, "", markdown_table(header, cells), "", "Memory of a call:", "", memory))
 
 
 def _optional(row: dict[str, Any], name: str, form: str) -> str:

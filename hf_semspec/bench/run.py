@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 
 from ..configuration import EASDConfig, LosslessConfig
 from . import contenders as ways
-from .machine import describe
-from .pairs import DRAFT_1_5M, GOAL_LLAMA, TARGET_98M, ControlledPair, Size, controlled_pair, random_llama
+from ..machine import describe
+from .pairs import ControlledPair, controlled_pair, random_llama
+from .sizes import DRAFT_1_5M, GOAL_LLAMA, TARGET_98M, Size
 from .particles import measure_smc
-from .timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent, threads
+from ..timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent, threads
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..bench.contenders import stock_schedule
-from ..bench.timing import synchronize
-from ..comparison import encode
+from ..timing import synchronize
+from ..comparison import encode, stock_schedule
 from ..configuration import SemSpecConfig
 from ..drafts import first_clash
 from .contenders import ASSISTED, BEST_OF, DRAFT, MAJORITY, TARGET, Contender
