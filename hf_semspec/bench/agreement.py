@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..cache import text_config
 from ..uncertainty import entropy, uncertain_agreement
 
 # Rows of a text are read so many at a time: the laws of a large vocabulary are what takes memory.
@@ -91,6 +92,8 @@ def agreement_on(
 def log_laws(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """(rows, length, vocab) float32 log-probabilities; `mask` (rows, length) is false where there is padding."""
     positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+    # A draft is fed some other id in place of one that it has no embedding for, as in decoding.
+    ids = ids.masked_fill(ids >= int(text_config(model).vocab_size), 0)
     logits = model(
         input_ids=ids.to(model.device),
         attention_mask=None if bool(mask.all()) else mask.long().to(model.device),
