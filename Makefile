@@ -59,7 +59,11 @@ types: $(VENV)/.stamp
 	$(BIN)/mypy
 
 bench: $(VENV)/.stamp-model
-	OMP_NUM_THREADS=1 $(BIN)/python -m hf_semspec.bench --out docs/bench --page docs/benchmarks.md $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m hf_semspec.bench --goals --out docs/bench
+	for sweep in pairs profile scaling; do \
+		OMP_NUM_THREADS=1 $(BIN)/python -m hf_semspec.bench --sweep $$sweep --out docs/bench $(ARGS) || exit; \
+	done
+	$(BIN)/python -m hf_semspec.bench --out docs/bench --page docs/benchmarks.md
 
 # The pair of the arithmetic lab, over an hour on two cores. It is made in out/, where an interrupted run is taken up again.
 LAB := examples.arithmetic_lab

@@ -1,4 +1,4 @@
-"""The command line: `hf-semspec demo`, `generate`, `bench` and `eval`."""
+"""The command line: `hf-semspec demo`, `generate`, `bench`, `check` and `eval`."""
 
 from __future__ import annotations
 
@@ -74,11 +74,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.set_defaults(run=_generate)
 
-    bench = commands.add_parser("bench", help="measure the project's goals on models made for it")
+    bench = commands.add_parser("bench", help="speed and memory of every scheme and its rivals on your pair")
+    advise = commands.add_parser("check", help="what your pair promises for each scheme, before anything is decoded")
     from .bench import command
 
     command.add_arguments(bench)
     bench.set_defaults(run=command.execute)
+    command.add_check_arguments(advise)
+    advise.set_defaults(run=command.execute_check)
 
     evaluate = commands.add_parser("eval", help="quality beside speed: every scheme and its rivals on a task of yours")
     from .evaluation import command as evaluation_command

@@ -6,7 +6,8 @@
 from .advice import Advice, check
 from .function import bench
 from .pairs import ControlledPair, controlled_pair
+from .request import PairRequest
 from .results import Measured
 from .sizes import SIZES, Size
 
-__all__ = ["SIZES", "Advice", "ControlledPair", "Measured", "Size", "bench", "check", "controlled_pair"]
+__all__ = ["SIZES", "Advice", "ControlledPair", "Measured", "PairRequest", "Size", "bench", "check", "controlled_pair"]

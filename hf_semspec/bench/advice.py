@@ -1,29 +1,27 @@
-"""The advisor: what a pair's vocabularies, laws and costs promise for each scheme, before anything is decoded with it."""
+"""The advisor: what a pair's vocabularies, laws and costs promise for each scheme, before a scheme is run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..cache import text_config
 from ..checks import integer
 from ..drafts import MAX_VOCABULARY_PADDING, first_clash
-from ..loading import device_by_name, dtype_by_name
 from ..machine import describe
 from ..timing import Progress, silent
 from .agreement import Agreement, agreement_on, block_chi2
 from .contenders import GREEDY, SAMPLING
 from .costs import Seconds, measure_costs
-from .function import check_installed, check_pair
 from .prediction import Cost, Forecast, best_particles, best_verified, interpolated
+from .request import PairRequest
 from .results import title_of
-from .sizes import DRAFT_1_5M, TARGET_98M, Size
-from .subject import Subject, controlled_subject, load_subject, read_prompts
+from .subject import Subject
 
 WIDTHS, BATCHES = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8)
 LENGTHS, NUMBERS = (1, 2, 3, 4, 5, 6, 8, 12, 16), (2, 4, 8, 16)
@@ -61,8 +59,8 @@ class Advice:
         return {
             "meta": self.meta,
             "vocabulary": self.vocabulary,
-            "agreement": {mode: {k: _finite(v) for k, v in vars(each).items()} for mode, each in self.agreement.items()},
-            "chi2": {str(length): _finite(value) for length, value in self.chi2.items()},
+            "agreement": {mode: each.to_dict() for mode, each in self.agreement.items()},
+            "chi2": _finite_all({str(length): value for length, value in self.chi2.items()}),
             "costs": [[*place, value] for place, value in self.seconds.items()],
             "forecasts": self.forecasts,
             "warnings": self.warnings,
@@ -72,7 +70,7 @@ class Advice:
         """`rich` tables: the pair, its costs, the forecasts."""
         from rich.table import Table
 
-        facts = Table("", "", title=title_of(self.meta["run"]), show_header=False)
+        facts = Table("", "", title=title_of(self.meta["about"]), show_header=False)
         facts.add_row("vocabulary", f"{self.vocabulary['kind']}: {self.vocabulary['note']}")
         for mode, each in self.agreement.items():
             text = f"plain {'greedy text' if mode == 'greedy' else 'samples'}, {each.positions:,} positions"
@@ -107,94 +105,59 @@ def check(
     model: str | PreTrainedModel | None = None,
     draft: str | PreTrainedModel | None = None,
     *,
-    controlled: float | None = None,
-    target_size: Size = TARGET_98M,
-    draft_size: Size = DRAFT_1_5M,
-    vocab: int | None = None,
-    logit_scale: float = 12.0,
-    prompts: Sequence[str] | Path | None = None,
     new_tokens: int = 64,
     repeats: int = 5,
     blocks: int = 64,
     widths: Sequence[int] = WIDTHS,
     batches: Sequence[int] = BATCHES,
-    dtype: str = "auto",
-    device: str | None = None,
-    seed: int = 0,
-    chat: bool = True,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    draft_tokenizer: PreTrainedTokenizerBase | None = None,
     report: Progress = silent,
     command: str = "hf_semspec.bench.check",
+    **pair: Any,
 ) -> Advice:
     """Look at a pair and forecast what each scheme can gain with it, and at which γ and N.
 
-    The laws are compared on text that the target writes itself, as it is or sampled at temperature 1. A forecast is
+    The laws are compared on text that the target writes itself, greedily or sampled at temperature 1. A forecast is
     made of forwards and acceptance alone, so what is measured is a little less.
 
     Args:
-        model, draft, controlled, target_size, draft_size, vocab, logit_scale, prompts, dtype, device, chat, tokenizer,
-            draft_tokenizer: as of [`bench`].
+        model, draft (`str` or `PreTrainedModel`, *optional*): target and draft; see [`PairRequest`].
         new_tokens (`int`): tokens that the target writes after each prompt.
         repeats (`int`): timed turns of the forwards.
         blocks (`int`): drafted blocks a prompt, for χ².
-        widths, batches (`Sequence[int]`): tokens a row and rows of the timed forwards, 1 among either.
-        seed (`int`): of all draws, and of the pair made in code.
+        widths, batches (`Sequence[int]`): tokens a row and rows of the timed forwards; 1 is always among them.
         report (`Callable[[str], None]`): told what runs next.
         command (`str`): for the record.
+        pair: the other fields of [`PairRequest`]: `controlled`, `prompts`, `dtype`, `device`, `seed`, ...
 
     Raises:
         ValueError: a bad option, named, before anything is loaded.
     """
     for name, value, lowest in (("new_tokens", new_tokens, 2), ("repeats", repeats, 1), ("blocks", blocks, 2)):
         integer(name, value, lowest)
-    integer("seed", seed, 0)
-    check_pair(model, draft, controlled, vocab, logit_scale)
-    resolved, device = dtype_by_name(dtype), device_by_name(device)
-    texts = read_prompts(prompts) if isinstance(prompts, Path) else None if prompts is None else list(prompts)
-    check_installed()
-    report("loading the models" if controlled is None else "building the pair")
-    if controlled is not None:
-        kind = resolved if isinstance(resolved, torch.dtype) else torch.float32
-        subject = controlled_subject(
-            controlled,
-            target_size=target_size,
-            draft_size=draft_size,
-            vocab=vocab,
-            seed=seed,
-            logit_scale=logit_scale,
-            dtype=kind,
-            device=device,
-        )
-    else:
-        assert model is not None and draft is not None
-        subject = load_subject(
-            model,
-            draft,
-            texts,
-            tokenizer=tokenizer,
-            draft_tokenizer=draft_tokenizer,
-            dtype=dtype,
-            device=device,
-            chat=chat,
-        )
+    places = [
+        (integer("batches", batch, 1), integer("widths", width, 1))
+        for batch in sorted({1, *batches})
+        for width in sorted({1, *widths})
+    ]
+    request = PairRequest(model=model, draft=draft, **pair)
+    report("loading or building the pair")
+    subject = request.load()
     vocabulary = compare_vocabularies(subject)
     agreement: dict[str, Agreement] = {}
     chi2: dict[int, float] = {}
     if vocabulary["kind"] in ("same", "padded"):
         for mode, options in (("greedy", GREEDY), ("sampling", SAMPLING)):
             report(f"the target writes, {mode}")
-            agreement[mode] = _agreement(subject, new_tokens, options, seed)
+            agreement[mode] = _agreement(subject, new_tokens, options, request.seed)
         report("blocks of the draft")
         contexts = subject.prompts[: max(2, len(subject.prompts) // 2)]
-        chi2 = block_chi2(subject.model, subject.draft, contexts, CHI2_LENGTHS, blocks=blocks, seed=seed)
-    places = [(batch, width) for batch in sorted({1, *batches}) for width in sorted({1, *widths})]
+        chi2 = block_chi2(subject.model, subject.draft, contexts, CHI2_LENGTHS, blocks=blocks, seed=request.seed)
     seconds = measure_costs(subject, places, places, context=new_tokens, repeats=repeats, report=report)
     forecasts = forecast_all(agreement, chi2, seconds, sorted({*batches}))
-    meta = {**describe(command), "run": subject.about | {"seed": seed, "new_tokens": new_tokens}}
-    return Advice(
-        meta, vocabulary, agreement, chi2, seconds, forecasts, warnings_of(vocabulary, agreement, forecasts)
-    )
+    run = {**request.describe(), "new_tokens": new_tokens, "blocks": blocks, "repeats": repeats}
+    meta = {**describe(command), "about": subject.about, "run": run}
+    warned = warnings_of(vocabulary, agreement, forecasts)
+    return Advice(meta, vocabulary, agreement, chi2, seconds, forecasts, warned)
 
 
 def compare_vocabularies(subject: Subject) -> dict[str, Any]:
@@ -210,7 +173,11 @@ def compare_vocabularies(subject: Subject) -> dict[str, Any]:
         )
         return {"kind": "foreign", "sizes": sizes, "note": note}
     if sizes[0] == sizes[1]:
-        return {"kind": "same", "sizes": sizes, "note": f"{sizes[0]:,} ids" + ("" if known else ", tokens not compared")}
+        return {
+            "kind": "same",
+            "sizes": sizes,
+            "note": f"{sizes[0]:,} ids" + ("" if known else ", tokens not compared"),
+        }
     if known or abs(sizes[0] - sizes[1]) <= MAX_VOCABULARY_PADDING:
         note = f"{sizes[0]:,} and {sizes[1]:,} ids: one vocabulary padded to two sizes"
         return {"kind": "padded", "sizes": sizes, "note": note}
@@ -252,7 +219,7 @@ def forecast_all(
         found: dict[str, Forecast | None] = {"parse, at most": Forecast(1 / draft(batch, 1), 0)}
         if agreement:
             greedy, sampling = agreement["greedy"], agreement["sampling"]
-            given = {"target": target, "draft": draft, "batch": batch}
+            given: dict[str, Any] = {"target": target, "draft": draft, "batch": batch}
             found = {
                 "lossless, greedy": best_verified(greedy.greedy, lengths=LENGTHS, **given),
                 "lossless, sampling": best_verified(sampling.overlap, lengths=LENGTHS, **given),
@@ -309,8 +276,8 @@ def warnings_of(
     return found
 
 
-def _finite(value: float) -> float | None:
-    return value if value == value and abs(value) != float("inf") else None
+def _finite_all(values: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -39,6 +39,10 @@ class Agreement:
     uncertain: float = 0.0
     positions: int = 0
 
+    def to_dict(self) -> dict[str, float | None]:
+        """JSON-safe: what is no finite number is `None`."""
+        return {name: value if math.isfinite(value) else None for name, value in vars(self).items()}
+
 
 @torch.no_grad()
 def agreement_on(

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from ..drafts import first_clash
+from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.decoding import Batch
 from ..evaluation.statistics import bootstrap
 from ..timing import Progress, silent, synchronize
 from .accounting import accounted
 from .agreement import Agreement, agreement_on
 from .costs import forecast, measure_costs, needed
-from .rivals import PLAIN, Wanted, Way, plain_ways, stock_ways, tuning_lengths, wanted_way
+from .rivals import PLAIN, Way, plain_ways, stock_ways, tuning_lengths, wanted_way
 from .subject import Subject
 
 COST_REPEATS = 5
@@ -25,7 +26,7 @@ COST_REPEATS = 5
 
 @dataclass
 class Sample:
-    """One timed run: which batch of prompts, its new tokens, its seconds, its rows of new ids, and what it returned."""
+    """One timed run: which batch of prompts, its new tokens, seconds, rows of new ids, and what it returned."""
 
     unit: int
     tokens: int
@@ -84,7 +85,9 @@ def measure_point(
     """
     own = [wanted_way(subject, each) for each in wanted]
     modes = ["greedy", *(["sampling"] if any(way.mode == "sampling" for way in own) else [])]
-    lengths = tuning_lengths(modes) if tuned is None else {mode: [tuned[mode]] for mode in modes}
+    lengths: dict[str, Sequence[int]] = tuning_lengths(modes)
+    if tuned is not None:
+        lengths = {mode: [tuned[mode]] for mode in modes}
     ways = [*plain_ways(subject), *([] if only_wanted else stock_ways(subject, modes, lengths)), *own]
     entries, skipped = [], {}
     for way in ways:
@@ -111,9 +114,7 @@ def _decode(way: Way, subject: Subject, given: Batch, new_tokens: int, alone: in
     return [way.decode(subject.padded([ids[mask.bool()]]), new_tokens) for ids, mask in pairs]
 
 
-def _timed(
-    subject: Subject, way: Way, batch: int, unit: int, new_tokens: int, seed: int, alone: int | None
-) -> Sample:
+def _timed(subject: Subject, way: Way, batch: int, unit: int, new_tokens: int, seed: int, alone: int | None) -> Sample:
     given = subject.batch(batch, unit)
     torch.manual_seed(seed)
     synchronize()
@@ -138,9 +139,7 @@ def _rows(way: Way, subject: Subject, given: Batch, outputs: Sequence[Any]) -> l
     return rows
 
 
-def _account(
-    subject: Subject, way: Way, batch: int, new_tokens: int, seed: int, alone: int | None
-) -> dict[str, Any]:
+def _account(subject: Subject, way: Way, batch: int, new_tokens: int, seed: int, alone: int | None) -> dict[str, Any]:
     """Forwards, shares of the time and memory of one run, which is also the way's warm-up."""
     given = subject.batch(batch, 0)
     # What is captured for one shape must see that shape; elsewhere two tokens load every kernel.
@@ -193,7 +192,7 @@ def _point(
         "new_tokens": new_tokens,
         "alone": None if alone is None else min(alone, batch),
         "tuned": {mode: entry.way.length for mode, entry in best.items()},
-        "agreement": {mode: None if each is None else vars(each) for mode, each in agreements.items()},
+        "agreement": {mode: None if each is None else each.to_dict() for mode, each in agreements.items()},
         "costs": [[role, number, width, value] for (role, number, width), value in seconds.items()],
         "skipped": skipped,
         "rows": rows,

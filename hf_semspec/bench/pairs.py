@@ -12,7 +12,6 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from .agreement import Agreement, agreement_on
 from .sizes import DRAFT_1_5M, TARGET_98M, Size
 
-
 # What the layers may add, relative to the residual stream: they cost what layers cost and hardly move the logits.
 LAYER_SHARE = 0.02
 STRETCH = 20

@@ -60,11 +60,11 @@ def plot_speeds(points: Sequence[Mapping[str, Any]], path: str | Path, title: st
 def plot_lines(
     panels: Sequence[Mapping[str, Any]], path: str | Path, title: str = "", *, columns: int | None = None
 ) -> None:
-    """Panels of lines over a doubling axis.
+    """Panels of lines.
 
     Args:
         panels (`Sequence[Mapping[str, Any]]`): `title`, `x` and `y` (labels), `lines` (name -> list of (x, y)), and
-            `log` (whether y doubles too).
+            `log` (whether both axes double).
         path (`str` or `Path`): the picture's file; its ending chooses the format.
         title (`str`, *optional*): what was measured.
         columns (`int`, *optional*): panels a row; all in one by default.
@@ -84,12 +84,13 @@ def plot_lines(
             for i, (name, line) in enumerate(panel["lines"].items()):
                 x, y = zip(*sorted(line), strict=True)
                 axes.plot(x, y, MARKERS[i % 7] + "-", color=COLORS[i % 7], label=name, markersize=4, linewidth=1)
-            for axis, wanted in ((axes.xaxis, True), (axes.yaxis, panel.get("log", False))):
-                if wanted:
-                    axis._set_axes_scale("log", base=2)
+            if panel.get("log", False):
+                axes.set_xscale("log", base=2)
+                axes.set_yscale("log", base=2)
+                for axis in (axes.xaxis, axes.yaxis):
                     axis.set_major_formatter(ScalarFormatter())
                     axis.set_minor_formatter(NullFormatter())
-            if not panel.get("log", False):
+            else:
                 axes.set_ylim(bottom=0)
             axes.set_xlabel(panel["x"])
             axes.set_ylabel(panel["y"])

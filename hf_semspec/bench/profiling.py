@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from ..evaluation.contenders import Contender as Wanted
 from ..timing import Progress, silent
 from .accounting import wait
-from .rivals import Wanted, wanted_way
+from .rivals import wanted_way
 from .subject import Subject
 
 DRAFT, TARGET, OTHER, WRITES = "draft forwards", "target forwards", "the rest of the loop", "cache writes"

@@ -1,14 +1,10 @@
-"""Pages from results: the measured tables of docs/benchmarks.md are written from the JSON of a run, never by hand."""
+"""The goals as tables, from the JSON of a run."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from ..pages import markdown_table, origin
-
-BEGIN = "<!-- measured: begin -->"
-END = "<!-- measured: end -->"
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -25,20 +21,6 @@ def markdown(result: dict[str, Any]) -> str:
             *(["### smc\n\n" + _smc(result["smc"])] if "smc" in result else []),
         )
     )
-
-
-def write_page(result: dict[str, Any], page: Path) -> None:
-    """Replace what stands between the two marks in `page` by the tables of `result`.
-
-    Raises:
-        ValueError: the page lacks the marks.
-    """
-    text = page.read_text(encoding="utf-8")
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r} to write between.")
-    page.write_text(f"{head}{BEGIN}\n{markdown(result)}\n{END}{tail}", encoding="utf-8")
 
 
 def _goals(goals: list[dict[str, Any]]) -> str:

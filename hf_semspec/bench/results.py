@@ -53,7 +53,7 @@ class Measured:
         """Draw the ratios to plain decoding, measured and forecast; the file's ending chooses the format."""
         from .pictures import plot_speeds
 
-        plot_speeds(self.points, path, title_of(self.meta["run"]["subject"]))
+        plot_speeds(self.points, path, title_of(self.meta["about"]))
 
     def write(self, folder: Path) -> list[Path]:
         """Write the JSON and the picture into `folder`; the files written."""

@@ -58,7 +58,7 @@ class Subject:
     @property
     def cuda(self) -> bool:
         """Whether the target runs on an accelerator of that kind."""
-        return self.model.device.type == "cuda"
+        return bool(self.model.device.type == "cuda")
 
     def batch(self, size: int, index: int) -> Batch:
         """The `index`-th batch of `size` prompts, padded on the left; after the last prompt comes the first."""

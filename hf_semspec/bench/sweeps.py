@@ -10,14 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.journal import Journal
 from ..machine import describe
 from ..timing import Progress, silent
-from .function import check_installed
 from .measure import measure_point
 from .profiling import profile
+from .request import check_installed
 from .results import write_json
-from .rivals import COMPILED_DRAFT, DEFAULT_SCHEMES, Wanted, check_schemes
+from .rivals import COMPILED_DRAFT, DEFAULT_SCHEMES, check_schemes
 from .sizes import DRAFT_1_5M, SIZES, TARGET_98M, Size
 from .subject import Subject, controlled_subject
 
@@ -111,8 +112,8 @@ def run_sweep(
     check_installed()
     sweep = sweep or DEFAULTS[kind]
     name = name or kind
-    definition = {"sweep": kind, "plan": {key: value for key, value in vars(sweep).items()}}
-    definition["plan"] |= {"target": vars(sweep.target), "draft": vars(sweep.draft)}
+    sizes = {"target": vars(sweep.target), "draft": vars(sweep.draft)}
+    definition = {"sweep": kind, "plan": {**vars(sweep), **sizes}}
     journal = Journal(work or Path("out") / "bench" / name)
     journal.check(definition)
     journal.begin(definition)
@@ -222,9 +223,7 @@ def _profile(sweep: Sweep, report: Progress) -> Iterator[Task]:
 def _profiled(sweep: Sweep, report: Progress, done: Results) -> dict[str, Any]:
     subject = _subject(sweep, sweep.agreement, prompts=1)
     wanted = [Wanted(*entry) for entry in PROFILED]
-    rows = profile(
-        subject, wanted, new_tokens=sweep.new_tokens, repeats=sweep.repeats, seed=sweep.seed, report=report
-    )
+    rows = profile(subject, wanted, new_tokens=sweep.new_tokens, repeats=sweep.repeats, seed=sweep.seed, report=report)
     return {"subject": subject.about, "batch": 1, "new_tokens": sweep.new_tokens, "rows": rows}
 
 
