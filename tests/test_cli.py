@@ -225,7 +225,7 @@ class TestDemo:
 
 
 class TestParser:
-    @pytest.mark.parametrize("command", ["demo", "generate", "bench", "eval"])
+    @pytest.mark.parametrize("command", ["demo", "generate", "bench", "check", "eval"])
     def test_every_command_has_help(self, command, capsys):
         with pytest.raises(SystemExit) as done:
             cli.main([command, "--help"])

@@ -13,8 +13,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..cache import text_config
 from ..uncertainty import entropy, uncertain_agreement
 
-# Rows of a text are read so many at a time: the laws of a large vocabulary are what takes memory.
-READ_POSITIONS = 2048
+# Texts are read so many probabilities at a time: the laws of a large vocabulary are what takes memory.
+READ_AT_ONCE = 2**26
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def agreement_on(
     rule = {"target_entropy_threshold": 1.0, "draft_entropy_threshold": 1.0, "overlap_threshold": 0.8, "top_n": 10}
     columns: list[torch.Tensor] = []
     mask = torch.ones_like(text) if mask is None else mask
-    step = max(1, READ_POSITIONS // text.shape[1])
+    step = max(1, READ_AT_ONCE // (text.shape[1] * int(text_config(model).vocab_size)))
     for row in range(0, len(text), step):
         ids, shown = text[row : row + step], mask[row : row + step].bool()
         log_p, log_q = (log_laws(each, ids, shown)[shown] for each in (model, draft))  # (positions, vocab)
@@ -149,17 +149,22 @@ def block_chi2(
             plainly = {"semspec": None} if getattr(draft.generation_config, "semspec", None) is not None else {}
             text = draft.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **plainly)
             text = text.to(model.device)
-            ratios = []
-            for each, sign in ((model, 1.0), (draft, -1.0)):
-                rows = [log_laws(each, part, torch.ones_like(part).bool()) for part in text.split(8)]
-                law = torch.cat([part[:, len(prompt) - 1 : -1] for part in rows])  # (blocks, longest, vocab)
-                tokens = text[:, len(prompt) :, None].to(law.device)
-                missing = tokens >= law.shape[-1]
-                log = law.gather(-1, tokens.clamp(max=law.shape[-1] - 1)).masked_fill(missing, -torch.inf)
-                ratios.append(sign * log[..., 0].double())
-            log_w = (ratios[0] + ratios[1]).cumsum(-1)  # (blocks, longest)
+            tokens = text[:, len(prompt) :]
+            parts = list(zip(text.split(8), tokens.split(8), strict=True))
+            log_p, log_q = (
+                torch.cat([_of_tokens(each, part, new) for part, new in parts]) for each in (model, draft)
+            )
+            log_w = (log_p - log_q).cumsum(-1)  # (blocks, longest)
             for length in lengths:
                 w = log_w[:, length - 1]
                 chi2 = float((2 * w).logsumexp(0) - 2 * w.logsumexp(0) + math.log(blocks))
                 found[length].append(math.expm1(chi2) if math.isfinite(chi2) else math.inf)
     return {length: sorted(values)[len(values) // 2] for length, values in found.items()}
+
+
+def _of_tokens(model: PreTrainedModel, text: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """(rows, n) float64 log-probabilities of the last n ids `new` of `text`; -inf where the model has no such id."""
+    laws = log_laws(model, text, torch.ones_like(text).bool())[:, -new.shape[1] - 1 : -1]
+    size = laws.shape[-1]
+    log = laws.gather(-1, new.clamp(max=size - 1).unsqueeze(-1))[..., 0]
+    return log.masked_fill(new >= size, -torch.inf).double()

@@ -11,7 +11,6 @@ from .subject import Subject
 
 Places = Iterable[tuple[int, int]]
 Seconds = dict[tuple[str, int, int], float]
-PAIR = ("target", "draft")
 
 
 def measure_costs(
@@ -61,7 +60,7 @@ def forecast(
         batch (`int`): rows of the batch; a way that takes one prompt at a time is set against the whole batch.
         seconds (`Mapping`): see [`measure_costs`].
         acceptance (`Mapping[str, float]`): `greedy` and `sampling`: a; `easd`: the share of tokens that its rule
-            leaves of those that passed.
+            leaves of those that passed, at its default thresholds.
     """
     if way.length is None or way.kind not in ("assisted", "lossless", "easd", "smc"):
         return None
@@ -70,7 +69,7 @@ def forecast(
     elif way.number > 1:
         return None
     else:
-        keeps = _keeps(way, acceptance) if way.kind == "easd" else 1.0
+        keeps = acceptance["easd"] if way.keeps is None else way.keeps
         tokens = expected_tokens(acceptance[way.mode] * keeps, way.length)
     together = 1 if way.alone else batch
     rows = together * way.number
@@ -78,10 +77,3 @@ def forecast(
     costs = seconds["target", rows, way.length + 1] / step, seconds["draft", rows, 1] / step
     # Plain decoding's step is worth `batch` tokens, a round here `together` times its own.
     return speed_up(tokens, way.length, *costs) * together / batch
-
-
-def _keeps(way: Way, acceptance: Mapping[str, float]) -> float:
-    if way.options.get("trigger") == "random":
-        return 1.0 - float(way.options["trigger_rate"])
-    thresholds = [way.options.get(f"{name}_entropy_threshold") for name in PAIR]
-    return 1.0 if "inf" in thresholds else acceptance["easd"]

@@ -115,7 +115,8 @@ def _facts(points: dict[tuple[int, float], dict[str, Any]]) -> str:
 
 
 def _matrix(here: dict[float, dict[str, Any]], batch: int) -> str:
-    names = list(dict.fromkeys(_label(row) for point in here.values() for row in shown_rows(point)))
+    rows = [row for point in here.values() for row in shown_rows(point) if row["kind"] != "target"]
+    names = list(dict.fromkeys(_label(row) for row in rows))
     table = []
     for name in names:
         line = [name]
@@ -222,11 +223,13 @@ def draw_scaling(result: dict[str, Any], path: Path) -> None:
 
 def _profiles(result: dict[str, Any], before: dict[str, Any] | None) -> str:
     point = result["points"][0]
-    text = (
-        f"{origin(result['meta'])}\n\nMilliseconds a round, {title_of(point['subject'])}, {point['new_tokens']} new "
-        "tokens; prefill and what `generate` prepares are dealt out to the rounds. The cache is written inside the "
-        "forwards: that part is taken out of them, and counts as theirs in the last row.\n\n" + _profile(point["rows"])
+    about = f"{title_of(point['subject'])}, {point['new_tokens']} new tokens"
+    note = (
+        f"Milliseconds a round, {about}; prefill and what `generate` prepares are dealt out to the rounds; without "
+        "rounds, of the call. The cache is written inside the forwards: that part is taken out of them, and counts as "
+        "theirs in the last row."
     )
+    text = f"{origin(result['meta'])}\n\n{note}\n\n{_profile(point['rows'])}"
     if before is not None:
         text += f"\n\nBefore: {origin(before['meta'])}\n\n" + _profile(before["points"][0]["rows"])
     return text

@@ -48,7 +48,9 @@ def plot_speeds(points: Sequence[Mapping[str, Any]], path: str | Path, title: st
                     axes.plot([low, high], [place, place], color="black", linewidth=1.2)
                 if row["predicted"] is not None:
                     axes.plot(row["predicted"], place, "D", color="white", markeredgecolor="black", markersize=4)
-                axes.text(value, place, f" {value:.2f}", va="center", fontsize=7)
+                ends = [value, *(row["over_plain"]["interval"] or []), row["predicted"] or 0.0]
+                axes.text(max(ends), place, f"  {value:.2f}", va="center", fontsize=7)
+            axes.margins(x=0.12)
             axes.axvline(1.0, color="0.6", linewidth=0.8, linestyle=(0, (4, 3)))
             axes.set_yticks(list(places), [row["name"] for row in rows], fontsize=7)
             axes.invert_yaxis()
@@ -71,7 +73,7 @@ def plot_lines(
     """
     import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
+    from matplotlib.ticker import FormatStrFormatter, NullFormatter
 
     columns = columns or max(len(panels), 1)
     rows = -(-max(len(panels), 1) // columns)
@@ -79,21 +81,31 @@ def plot_lines(
         figure = Figure(figsize=(3.4 * columns, 2.7 * rows + 0.3), layout="constrained")
         figure.suptitle(title, fontsize=9, color="0.3", x=0.01, ha="left")
         grid = figure.subplots(rows, columns, squeeze=False)
+        names = list(dict.fromkeys(name for panel in panels for name in panel["lines"]))
+        shown: dict[str, Any] = {}
         for index, panel in enumerate(panels):
             axes = grid[index // columns][index % columns]
-            for i, (name, line) in enumerate(panel["lines"].items()):
+            for name, line in panel["lines"].items():
+                i = names.index(name) % len(COLORS)
                 x, y = zip(*sorted(line), strict=True)
-                axes.plot(x, y, MARKERS[i % 7] + "-", color=COLORS[i % 7], label=name, markersize=4, linewidth=1)
+                (shown[name],) = axes.plot(x, y, MARKERS[i] + "-", color=COLORS[i], markersize=4, linewidth=1)
             if panel.get("log", False):
                 axes.set_xscale("log", base=2)
                 axes.set_yscale("log", base=2)
                 for axis in (axes.xaxis, axes.yaxis):
-                    axis.set_major_formatter(ScalarFormatter())
+                    axis.set_major_formatter(FormatStrFormatter("%g"))
                     axis.set_minor_formatter(NullFormatter())
             else:
                 axes.set_ylim(bottom=0)
             axes.set_xlabel(panel["x"])
             axes.set_ylabel(panel["y"])
             axes.set_title(panel["title"], loc="left")
-            axes.legend(fontsize=6.5, frameon=False)
+        figure.legend(
+            [shown[name] for name in names],
+            names,
+            loc="outside lower center",
+            ncols=4,
+            fontsize=7,
+            frameon=False,
+        )
         figure.savefig(path)

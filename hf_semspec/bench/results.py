@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +66,11 @@ class Measured:
 
 def write_json(path: Path, result: dict[str, Any]) -> None:
     """Write `result`; the file appears whole or not at all."""
+    text = json.dumps(result, indent=1, ensure_ascii=False)
+    # Innermost lists on one line: samples and costs would fill pages.
+    text = re.sub(r"\[\n[^\[\]{}]*?\]", lambda found: re.sub(r"\n\s*", " ", found[0]), text)
     scratch = path.with_suffix(".tmp")
-    scratch.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    scratch.write_text(text + "\n", encoding="utf-8")
     scratch.replace(path)
 
 

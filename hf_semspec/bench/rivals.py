@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from transformers import GenerationConfig
 
 from ..cache import text_config
 from ..comparison import stock_schedule
-from ..configuration import SCHEME_CONFIGS, SemSpecConfig
+from ..configuration import SCHEME_CONFIGS, EASDConfig, SemSpecConfig
 from ..evaluation.contenders import ASSISTED, DRAFT, TARGET, parse_contenders
 from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.decoding import Batch
@@ -54,7 +55,9 @@ class Way:
             with `sequences` and `stats`.
         length (`int`, *optional*): γ, where it is one number.
         number (`int`): rows of either model for each prompt: chains or particles.
-        options (`dict`): for the record.
+        keeps (`float`, *optional*): share of the accepted tokens that an extra rejection leaves; `None` where that is
+            up to the pair.
+        options (`dict`): what was asked for, for the record.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Way:
     decode: Callable[[Batch, int], Any]
     length: int | None = None
     number: int = 1
+    keeps: float | None = 1.0
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -127,14 +131,15 @@ def stock_ways(subject: Subject, modes: Sequence[str], lengths: dict[str, Sequen
         options = {**SAMPLING, "assistant_ensemble_weight": ENSEMBLE_WEIGHT}
         length = lengths["sampling"][0] if len(lengths["sampling"]) == 1 else 5
         decode = _stock(subject, options, drafts=True, length=length)
-        yield Way(ENSEMBLE, "ensemble", "sampling", False, True, decode, length, options=options)
+        record = {"assistant_ensemble_weight": ENSEMBLE_WEIGHT}
+        yield Way(ENSEMBLE, "ensemble", "sampling", False, True, decode, length, options=record)
 
 
 def wanted_way(subject: Subject, wanted: Wanted) -> Way:
     """How the contender `wanted` decodes."""
     sampling = wanted.sampling(None)
     mode = "sampling" if sampling["do_sample"] else "greedy"
-    record = wanted.resolved(None)
+    record = {name: shown(value) for name, value in wanted.options.items()}
     if wanted.kind == ASSISTED:
         way = _assisted(subject, wanted.name, mode, wanted.own("num_draft_tokens"), {**wanted.fields, **sampling})
         way.options = record
@@ -153,8 +158,19 @@ def wanted_way(subject: Subject, wanted: Wanted) -> Way:
         _scheme(subject, wanted.kind, {**wanted.fields, **sampling}),
         length if isinstance(length, int) else None,
         getattr(scheme, "num_particles", getattr(scheme, "num_chains", 1)),
+        _keeps(scheme),
         record,
     )
+
+
+def _keeps(scheme: Any) -> float | None:
+    """Of the tokens that passed the ordinary test, the share that `scheme` keeps."""
+    if not isinstance(scheme, EASDConfig):
+        return 1.0
+    if scheme.trigger == "random":
+        return 1.0 - scheme.trigger_rate
+    off = max(scheme.target_entropy_threshold, scheme.draft_entropy_threshold) == math.inf
+    return 1.0 if off or scheme.overlap_threshold > 1 else None
 
 
 def _assisted(
@@ -213,6 +229,13 @@ def _scheme(subject: Subject, kind: str, options: dict[str, Any]) -> Callable[[B
 
 def _common(batch: Batch, new_tokens: int) -> dict[str, Any]:
     return {"max_new_tokens": new_tokens, "pad_token_id": batch.pad, "eos_token_id": batch.eos or None}
+
+
+def shown(value: Any) -> Any:
+    """An option's value, JSON-safe."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def tuning_lengths(modes: Sequence[str]) -> dict[str, Sequence[int]]:
