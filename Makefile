@@ -11,8 +11,8 @@ RUN_TESTS = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 XDIST     = -n 2
 
 # Tests of mathematics, measuring and pages, which no version of transformers changes: the newest one runs them.
-NEWEST_ONLY = acceptance acceptance_laws arithmetic_lab bench documents evaluation_report evaluation_run evaluation_tasks \
-	layers parse_calibration particles prefixes smc_config uncertainty
+NEWEST_ONLY = acceptance acceptance_laws arithmetic_lab bench bench_command bench_prediction documents evaluation_report \
+	evaluation_run evaluation_tasks layers parse_calibration particles prefixes smc_config uncertainty
 
 .PHONY: venv demo test test-grid test-oldest test-5.17 lint types bench lab clean
 .DELETE_ON_ERROR:

@@ -1,7 +1,8 @@
-"""`bench`, `check`, the sweeps and their page: what they measure adds up, goes on after an interruption, and is refused
-with a reason before anything is loaded."""
+"""`bench`, `check`, the sweeps and their page: what they measure adds up, goes on after an interruption, and is
+refused with a reason before anything is loaded."""
 
 import json
+import re
 import statistics
 import sys
 
@@ -237,7 +238,8 @@ class TestProfile:
         for row in rows:
             parts = row["milliseconds"]
             assert {profiling.DRAFT, profiling.TARGET, profiling.OTHER, "host read", "ids"} <= parts.keys()
-            outside = sum(v for k, v in parts.items() if k not in (profiling.DRAFT, profiling.TARGET, profiling.WRITES))
+            inside = (profiling.DRAFT, profiling.TARGET, profiling.WRITES)
+            outside = sum(value for part, value in parts.items() if part not in inside)
             assert row["outside"] == pytest.approx(outside / sum(parts.values()))
         assert "entropies" in rows[1]["milliseconds"]
         assert "weights and resampling" in rows[2]["milliseconds"]
@@ -286,8 +288,13 @@ class TestSweeps:
         for kind in ("scaling", "profile"):
             small = sweeps.replace(
                 sweeps.quick(kind),
-                **{"target": SMALL, "draft": SMALL, "vocab": 64, "repeats": 1, "scaled_tokens": (4, 8)},
-                **{"scaled_batches": (1,), "scaled_numbers": (2,)},
+                target=SMALL,
+                draft=SMALL,
+                vocab=64,
+                repeats=1,
+                scaled_tokens=(4, 8),
+                scaled_batches=(1,),
+                scaled_numbers=(2,),
             )
             sweeps.run_sweep(kind, small, out=tmp_path, work=tmp_path / kind)
         text = page.markdown(tmp_path)
@@ -368,7 +375,7 @@ class TestRefusals:
         assert main(arguments) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
-        assert pytest.importorskip("re").search(message, error)
+        assert re.search(message, error)
 
     @pytest.mark.parametrize("option", ["new_tokens", "repeats", "blocks"])
     def test_of_the_advisor(self, option, monkeypatch):

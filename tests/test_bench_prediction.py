@@ -65,21 +65,22 @@ class TestFormulas:
         assert interpolated({(1, 1): 2.0})(1, 4) == 8.0
 
 
-class TestForecasts:
-    SECONDS = {("target", 2, 1): 2.0, ("target", 2, 4): 3.0, ("draft", 2, 1): 0.5} | {
-        ("target", 1, 4): 1.5,
-        ("draft", 1, 1): 0.25,
-        ("target", 8, 4): 6.0,
-        ("draft", 8, 1): 1.0,
-    }
-    ACCEPTANCE = {"greedy": 0.5, "sampling": 0.25, "easd": 0.8}
+SECONDS = {("target", 2, 1): 2.0, ("target", 2, 4): 3.0, ("draft", 2, 1): 0.5} | {
+    ("target", 1, 4): 1.5,
+    ("draft", 1, 1): 0.25,
+    ("target", 8, 4): 6.0,
+    ("draft", 8, 1): 1.0,
+}
+ACCEPTANCE = {"greedy": 0.5, "sampling": 0.25, "easd": 0.8}
 
+
+class TestForecasts:
     def way(self, kind, mode="greedy", *, alone=False, number=1, keeps=1.0, length=3):
         return Way(kind, kind, mode, False, alone, lambda batch, tokens: None, length, number, keeps)
 
     def test_by_hand(self):
         def found(*args, **kwargs):
-            return forecast(self.way(*args, **kwargs), 2, self.SECONDS, self.ACCEPTANCE)
+            return forecast(self.way(*args, **kwargs), 2, SECONDS, ACCEPTANCE)
 
         assert found("lossless") == pytest.approx((1 + 0.5 + 0.25 + 0.125) / (1.5 + 3 * 0.25))
         assert found("lossless", "sampling") == pytest.approx((1 + 0.25 + 0.0625 + 0.25**3) / 2.25)
@@ -92,8 +93,8 @@ class TestForecasts:
 
     @pytest.mark.parametrize("changed", [{"number": 4}, {"length": None}])
     def test_nothing_is_said_of_what_has_no_formula(self, changed):
-        assert forecast(self.way("lossless", **changed), 2, self.SECONDS, self.ACCEPTANCE) is None
-        assert forecast(self.way("parse"), 2, self.SECONDS, self.ACCEPTANCE) is None
+        assert forecast(self.way("lossless", **changed), 2, SECONDS, ACCEPTANCE) is None
+        assert forecast(self.way("parse"), 2, SECONDS, ACCEPTANCE) is None
 
     def test_what_a_forecast_needs_is_measured(self):
         ways = [self.way("smc", number=4), self.way("assisted", alone=True), self.way("lossless"), self.way("parse")]
@@ -101,7 +102,7 @@ class TestForecasts:
         measured = dict.fromkeys(
             [("target", *place) for place in places["target"]] + [("draft", *place) for place in places["draft"]], 1.0
         )
-        assert measured.keys() == self.SECONDS.keys()
+        assert measured.keys() == SECONDS.keys()
 
 
 class TestAdvice:

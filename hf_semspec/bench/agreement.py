@@ -151,9 +151,7 @@ def block_chi2(
             text = text.to(model.device)
             tokens = text[:, len(prompt) :]
             parts = list(zip(text.split(8), tokens.split(8), strict=True))
-            log_p, log_q = (
-                torch.cat([_of_tokens(each, part, new) for part, new in parts]) for each in (model, draft)
-            )
+            log_p, log_q = (torch.cat([_of_tokens(each, part, new) for part, new in parts]) for each in (model, draft))
             log_w = (log_p - log_q).cumsum(-1)  # (blocks, longest)
             for length in lengths:
                 w = log_w[:, length - 1]
