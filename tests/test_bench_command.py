@@ -151,6 +151,38 @@ class TestBench:
         assert [row["matched"] for row in point["rows"] if row["mode"] == "greedy"] == [[2, 2], [2, 2]]
         assert point["skipped"] == {}
 
+    def test_the_command_on_two_folders(self, tmp_path, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "200")
+        for name in ("target", "draft"):
+            tiny(layers=1, dtype=torch.float32).save_pretrained(tmp_path / name)
+            tokenizer().save_pretrained(tmp_path / name)
+        (tmp_path / "prompts.txt").write_text("one and one\ntwo\n")
+        pair = ["--model", str(tmp_path / "target"), "--draft", str(tmp_path / "draft"), "--device", "cpu"]
+        options = ["--prompts", str(tmp_path / "prompts.txt"), "--schemes", "own=lossless:num_draft_tokens=2"]
+        options += ["--batch", "2", "--new-tokens", "4", "--repeats", "1", "--out", str(tmp_path / "out")]
+        assert cli.main(["bench", *pair, *options]) == 0
+        out = capsys.readouterr().out
+        assert "HF prompt lookup" in out
+        assert "agreement of the argmaxes 1.00" in out
+        stored = json.loads((tmp_path / "out" / "bench.json").read_text())
+        assert stored["meta"]["run"]["pair"]["prompts"] == ["one and one", "two"]
+        assert stored["meta"]["command"].startswith("hf-semspec bench --model ")
+        own = next(row for row in stored["points"][0]["rows"] if row["name"] == "own")
+        assert own["matched"] == [2, 2]
+        assert own["acceptance"] == 1.0
+
+    def test_a_draft_of_another_tokenizer_is_measured_where_it_can_be(self):
+        model, draft = (tiny(vocab=97, layers=1, seed=seed, dtype=torch.float32) for seed in (0, 1))
+        found = load_subject(model, draft, ["ab"], tokenizer=tokenizer(), draft_tokenizer=tokenizer(permute=3))
+        wanted = check_schemes("own=lossless")
+        point = measure.measure_point(found, wanted, batch=1, new_tokens=4, repeats=1, optional=["own"])
+        assert "own" in point["skipped"]
+        assert point["agreement"] == {"greedy": None, "sampling": None}
+        assert {PLAIN, "HF prompt lookup"} <= {row["name"] for row in point["rows"]}
+        assert all(row["predicted"] is None for row in point["rows"])
+        with pytest.raises(ValueError, match="contender 'own'"):
+            measure.measure_point(found, wanted, batch=1, new_tokens=4, repeats=1, only_wanted=True)
+
 
 class TestIntervals:
     def entry(self, seconds, name="x"):

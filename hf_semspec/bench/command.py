@@ -242,3 +242,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ImportError, OSError, TypeError, ValueError) as error:
         print(f"hf_semspec.bench: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130

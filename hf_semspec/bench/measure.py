@@ -87,15 +87,18 @@ def measure_point(
     modes = ["greedy", *(["sampling"] if any(way.mode == "sampling" for way in own) else [])]
     lengths: dict[str, Sequence[int]] = tuning_lengths(modes)
     if tuned is not None:
-        lengths = {mode: [tuned[mode]] for mode in modes}
-    ways = [*plain_ways(subject), *([] if only_wanted else stock_ways(subject, modes, lengths)), *own]
+        lengths = {mode: [tuned[mode]] if mode in tuned else [] for mode in modes}
+    stock = [] if only_wanted else list(stock_ways(subject, modes, lengths))
+    ways = [*plain_ways(subject), *stock, *own]
+    # Stock refuses some models and vocabularies, as a scheme may: that says nothing against the others.
+    may_refuse = {*optional, *(way.name for way in stock)}
     entries, skipped = [], {}
     for way in ways:
         report(f"batch {batch}, {way.name}: warm-up and account")
         try:
             entries.append(Entry(way, account=_account(subject, way, batch, new_tokens, seed, alone)))
         except ValueError as error:
-            if way.name not in optional:
+            if way.name not in may_refuse:
                 raise ValueError(f"contender {way.name!r}: {error}") from error
             skipped[way.name] = str(error)
     for turn in range(repeats):

@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 from ..cache import text_config
 from ..comparison import stock_schedule
 from ..configuration import SCHEME_CONFIGS, EASDConfig, SemSpecConfig
+from ..drafts import first_clash
 from ..evaluation.contenders import ASSISTED, DRAFT, TARGET, parse_contenders
 from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.decoding import Batch
@@ -210,7 +211,8 @@ def _stock(
 
 def _foreign(subject: Subject) -> bool:
     sizes = [int(text_config(model).vocab_size) for model in (subject.model, subject.draft)]
-    return sizes[0] != sizes[1] and subject.draft_tokenizer is not None
+    clash = first_clash(subject.tokenizer, subject.draft_tokenizer) is not None
+    return clash or (sizes[0] != sizes[1] and subject.draft_tokenizer is not None)
 
 
 def _scheme(subject: Subject, kind: str, options: dict[str, Any]) -> Callable[[Batch, int], Any]:
