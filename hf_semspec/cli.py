@@ -1,4 +1,4 @@
-"""The command line: `hf-semspec demo`, `generate`, `trace`, `bench`, `eval` and `export-recipe`."""
+"""The command line: `hf-semspec demo`, `generate`, `trace`, `check`, `bench`, `eval` and `export-recipe`."""
 
 from __future__ import annotations
 
@@ -56,17 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_decoding(generate, required=True)
     generate.set_defaults(run=_generate)
 
-    trace = commands.add_parser("trace", help="decode a prompt with a scheme and save a page that shows every token")
-    _add_decoding(trace, required=False)
-    trace.add_argument("--out", required=True, metavar="PAGE.html", help="the page to write")
-    trace.add_argument("--json", metavar="FILE", help="write the same record as JSON too")
-    trace.set_defaults(run=_trace)
-
-    bench = commands.add_parser("bench", help="measure the project's goals on models made for it")
+    bench = commands.add_parser("bench", help="speed and memory of every scheme and its rivals on your pair")
+    advise = commands.add_parser("check", help="what your pair promises for each scheme, before anything is decoded")
     from .bench import command
 
     command.add_arguments(bench)
     bench.set_defaults(run=command.execute)
+    command.add_check_arguments(advise)
+    advise.set_defaults(run=command.execute_check)
 
     export = commands.add_parser("export-recipe", help="write a folder for generate(custom_generate=...)")
     from . import recipe_command

@@ -10,9 +10,10 @@ PACKAGE = Path(__file__).parent.parent / "hf_semspec"
 # except inside a package (schemes, bench, evaluation), which is one entry. "" is hf_semspec/__init__.py.
 LAYERS = [
     ["cli"],
+    ["bench"],
     ["evaluation"],
-    ["bench", "recipe_command"],
-    ["demo", "comparison", "loading", "recipe"],
+    ["demo", "recipe_command"],
+    ["comparison", "loading", "machine", "pages", "recipe", "timing"],
     [""],
     ["parse_calibration"],
     ["integration", "calibration"],

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..bench.report import table as markdown_table
+from ..pages import markdown_table
 from .grids import Grid
 from .journal import Record
 
