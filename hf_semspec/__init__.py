@@ -2,7 +2,7 @@
 statistics."""
 
 from .calibration import calibrate_easd
-from .configuration import EASDConfig, LosslessConfig, PARSEConfig, SemSpecConfig, SMCConfig
+from .configuration import EASDConfig, LosslessConfig, PARSEConfig, SemanticConfig, SemSpecConfig, SMCConfig
 from .drafts import load_draft
 from .integration import register, unregister
 from .outputs import DecodingStats, SemSpecOutput, record_stats
@@ -18,6 +18,7 @@ __all__ = [
     "SMCConfig",
     "SemSpecConfig",
     "SemSpecOutput",
+    "SemanticConfig",
     "__version__",
     "calibrate_easd",
     "calibrate_parse",

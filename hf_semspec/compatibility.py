@@ -9,7 +9,10 @@ from transformers import GenerationConfig
 from .cache import ROLLBACK_LAYER_TYPES, text_config
 from .decoder import takes_masks
 from .drafts import check_vocabularies
+from .judging import find_tokenizer
 from .notices import warn_once
+from .probe import SemanticProbe
+from .segment_text import TEXT_USE
 
 PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
 
@@ -78,7 +81,21 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
             f"revise_with={scheme.revise_with.name!r} drafts token by token, which needs one vocabulary, but the "
             "draft's tokenizer is foreign to the target's: pass revise_with=None"
         )
+    if scheme.name == "semantic":
+        _check_scorer(scheme, model, draft, config, mode_kwargs.get("tokenizer"))
     _warn_of_ignored(config)
+
+
+def _check_scorer(scheme: Any, model: Any, draft: Any, config: Any, tokenizer: Any) -> None:
+    if scheme.reads_text:
+        find_tokenizer(model, tokenizer, TEXT_USE)
+    if scheme.scorer == "probe" and scheme.probe is None:
+        raise ValueError(
+            'scorer="probe" needs probe=..., the folder or Hub id of a trained probe: make one for this pair with '
+            'train_semantic_probe, or take a scorer without training, such as scorer="likelihood"'
+        )
+    if scheme.scorer == "probe":
+        SemanticProbe.from_pretrained(scheme.probe).check(scheme.probe, model, draft, config, scheme.segment_stop)
 
 
 def _check_sampling(scheme: Any, config: Any) -> None:

@@ -13,14 +13,20 @@ from transformers import GenerationConfig
 
 from .checks import class_of, config_from_entry, field_names, unknown_name
 from .parse_config import PARSEConfig as PARSEConfig
+from .semantic_config import SemanticConfig as SemanticConfig
 from .smc_config import SMCConfig as SMCConfig
 from .smc_config import sampling_fields
 from .token_configs import TOKEN_LEVEL_CONFIGS
 from .token_configs import EASDConfig as EASDConfig
 from .token_configs import LosslessConfig as LosslessConfig
 
-SchemeConfig = LosslessConfig | EASDConfig | PARSEConfig | SMCConfig
-SCHEME_CONFIGS: dict[str, type[SchemeConfig]] = {**TOKEN_LEVEL_CONFIGS, "parse": PARSEConfig, "smc": SMCConfig}
+SchemeConfig = LosslessConfig | EASDConfig | PARSEConfig | SMCConfig | SemanticConfig
+SCHEME_CONFIGS: dict[str, type[SchemeConfig]] = {
+    **TOKEN_LEVEL_CONFIGS,
+    "parse": PARSEConfig,
+    "smc": SMCConfig,
+    "semantic": SemanticConfig,
+}
 
 
 def scheme_from_dict(entry: Any) -> SchemeConfig:
@@ -50,8 +56,8 @@ class SemSpecConfig(GenerationConfig):
     extra entry, `semspec`, a plain dict. Set it to `None`, or call `generate(..., semspec=None)`, to decode plainly.
 
     Args:
-        scheme (`str`, [`LosslessConfig`], [`EASDConfig`], [`PARSEConfig`] or [`SMCConfig`]):
-            The scheme's name, `"lossless"`, `"easd"`, `"parse"` or `"smc"`, or its config.
+        scheme (`str`, [`LosslessConfig`], [`EASDConfig`], [`PARSEConfig`], [`SMCConfig`] or [`SemanticConfig`]):
+            The scheme's name, `"lossless"`, `"easd"`, `"parse"`, `"smc"` or `"semantic"`, or its config.
         fields:
             Fields of that scheme (not beside a scheme config, which has them already) and of `GenerationConfig`, in
             one namespace. With `"smc"`, which always samples, `do_sample`, `top_k` and `top_p` default to `True`, 0

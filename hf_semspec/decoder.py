@@ -22,6 +22,9 @@ class CachedModel:
         batch (`int`): number of rows.
         last_position (`int`): positions are capped here; only tokens that can never be returned are ever fed beyond
             it.
+
+    With `keep_hidden` set, `hidden` is what the last forward left of its last layer, after the final norm: (batch,
+    width, size).
     """
 
     def __init__(self, model: Any, batch: int, last_position: int) -> None:
@@ -35,6 +38,8 @@ class CachedModel:
         self.dtype: torch.dtype = model.dtype
         self.inference_mode = keeps_no_tensors(model)
         self.takes_masks = takes_masks(model)
+        self.keep_hidden = False
+        self.hidden: torch.Tensor | None = None
         self.forwards = 0
         self.tokens = 0
         self.seconds = 0.0
@@ -120,8 +125,12 @@ class CachedModel:
         }
         if self.keeps_logits and (not isinstance(keep, int) or keep < ids.shape[1]):
             arguments["logits_to_keep"] = keep
+        if self.keep_hidden:
+            arguments["output_hidden_states"] = True
         with torch.inference_mode() if self.inference_mode else torch.no_grad():
-            logits: torch.Tensor = self.model(**arguments).logits
+            output = self.model(**arguments)
+        logits: torch.Tensor = output.logits
+        self.hidden = output.hidden_states[-1] if self.keep_hidden else None
         if not self.forwards and not self.cache.is_filled:
             raise ValueError(
                 f"{type(self.model).__name__} wrote nothing to the cache it was given (gradient checkpointing in "
