@@ -7,6 +7,7 @@ from .drafts import load_draft
 from .integration import register, unregister
 from .outputs import DecodingStats, SemSpecOutput, record_stats
 from .parse_calibration import calibrate_parse
+from .semantic_training import train_semantic_probe
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "load_draft",
     "record_stats",
     "register",
+    "train_semantic_probe",
     "unregister",
 ]
 

@@ -152,7 +152,7 @@ class SemanticProbe:
                     f"{type(one).__name__} has {own}: train a probe for this pair with train_semantic_probe"
                 )
         sampling = self.description["sampling"]
-        names = SAMPLING_SETTINGS if config.do_sample else ("do_sample",)
+        names = SAMPLING_SETTINGS if config.do_sample else ()  # probes for greedy decoding come from samples, too
         changed = [key for key in names if key in sampling and not _same(sampling[key], getattr(config, key, None))]
         if self.description["segment_stop"] != segment_stop:
             changed.append("segment_stop")

@@ -164,7 +164,7 @@ class SegmentRounds:
         if reading.log_p is not None:
             lengths = counts if config.scorer == "likelihood" else torch.ones_like(counts)
             log_p, log_q = reading.log_p / lengths, self.written.log_q[rows] / lengths
-            # Only the ratio decides: both are divided by the larger, since a long segment has no probability in float64.
+            # Only the ratio decides: a long segment's own probability is nothing in float64.
             larger = torch.maximum(log_p, log_q) if config.scorer == "sequence" else torch.zeros_like(log_p)
             return (log_p - larger).exp(), (log_q - larger).exp()
         ones = torch.ones_like(counts)
@@ -203,7 +203,7 @@ class SegmentRounds:
             for row, start, count in zip(rows, starts, draft.counts, strict=True):
                 limits[row] = min(limits[row], start + count)
         drafter = NoDrafts()
-        drafter.own_vocabulary = self.draft.model.own_vocabulary
+        drafter.own_vocabulary = int(text_config(call.request.draft).vocab_size)
         turn = CheckTurn(call, self.target.model, drafter, rows, limits=limits, keep_states=not self.config.bonus)
         size = draft.ids.shape[2] + 1
         scores = reading.first[:, None, None, :1].expand(-1, 1, size, -1)

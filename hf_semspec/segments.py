@@ -67,8 +67,8 @@ def residual_keep_probability(target: Tensor, draft: Tensor) -> Tensor:
 
 
 def committed_law(target: Tensor, draft: Tensor, acceptance: Tensor) -> Tensor:
-    """Law of the committed meaning where a drafted one stands with probability `acceptance` and else the target writes:
-    Q·a + (1 - A)·P with A = Σ Q·a.
+    """Law of the committed meaning where a drafted one stands with probability `acceptance` and the target writes
+    otherwise: Q·a + (1 - A)·P with A = Σ Q·a.
 
     With the true P and Q and a = min(1, P/Q) this is min(P, Q) + (1 - A)·P, and its total variation to P is at most
     A·(1 - A) <= 1/4.
