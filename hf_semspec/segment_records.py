@@ -1,5 +1,7 @@
 """What became of each segment of a call of `semantic`, for its output."""
 
+import itertools
+
 import torch
 
 from .call_state import CallState
@@ -48,9 +50,10 @@ class Records:
 
     def read(self) -> list[list[SegmentRecord]]:
         """The records of every row, with their scores, cut to what the rows hold now."""
-        values = [part.tolist() for part in self.rounds]
+        values = torch.cat(self.rounds).tolist() if self.rounds else []
+        firsts = list(itertools.accumulate((len(part) for part in self.rounds), initial=0))
         for record, (at, index) in self.places:
-            record.target_score, record.draft_score, by_score = values[at][index]
+            record.target_score, record.draft_score, by_score = values[firsts[at] + index]
             if record.source == "draft" and not by_score:
                 record.rule = "top_k"
         for row, generated in enumerate(self.call.canvas.generated):

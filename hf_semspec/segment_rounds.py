@@ -15,9 +15,9 @@ from .decoder import MappedModel
 from .drafting import Draft, NoDrafts, draft_context, warn_of_context
 from .judging import find_tokenizer
 from .outputs import DecodingStats
-from .probe import SemanticProbe
 from .sampling import Processors
 from .segment_records import Records
+from .segment_scoring import Scorer
 from .segment_text import TEXT_USE, Segment, TokenTexts, no_texts
 from .segment_turns import CheckTurn, Reader, Reading, RowShelf, Turn, Writing
 from .segments import accepted, leading_matches, score_ratio
@@ -45,21 +45,22 @@ class SegmentRounds:
         model = MappedModel(request.draft, vocabulary, call.device, batch, min(longest, self.context) - 1)
         self.target = RowShelf(call.target(), call.inputs.cached)
         self.draft = RowShelf(model, [0] * batch)
-        self.probe = SemanticProbe.from_pretrained(str(config.probe)) if config.scorer == "probe" else None
-        self.with_laws = config.scorer in ("sequence", "likelihood")
+        self.scorer = Scorer(call, config)
         self.reader = Reader(
             call,
             self.target.model,
             Processors(request.processors),
             config.top_k_accept,
-            self.with_laws,
-            self.probe is not None,
+            self.scorer.needs_laws,
+            self.scorer.needs_features,
         )
         self.processors = Processors(request.processors).copies()
         self.reviser = revisers[config.revise_with.name if config.revise_with else "lossless"](
             call, config.revise_with
         )
         self.drafting = call.tentative().stats
+        self.no_drafts = NoDrafts()
+        self.no_drafts.own_vocabulary = model.own_vocabulary  # so that ids the draft lacks are counted
         self.text: Callable[[Sequence[int]], str] = no_texts
         if config.reads_text:
             self.text = TokenTexts(find_tokenizer(request.model, request.tokenizer, TEXT_USE))
@@ -108,12 +109,12 @@ class SegmentRounds:
             self.draft.model,
             NoDrafts(),
             rows,
-            with_laws=self.with_laws,
+            with_laws=self.scorer.needs_laws,
             limits=limits,
             pause=self._stops_drafting,
             keep_states=len(rows) > 1,
             processors=self.processors,
-            with_features=self.probe is not None,
+            with_features=self.scorer.needs_features,
         )
         turn.run([self.draft.cached[row] for row in rows])
         turn.paused = sorted({*turn.paused, *tentative.hits})
@@ -155,23 +156,7 @@ class SegmentRounds:
 
     def scores(self, reading: Reading) -> tuple[torch.Tensor, torch.Tensor]:
         """P̂ and Q̂ of each drafted segment, (rows,), linear."""
-        config, rows = self.config, self.rows_in(DRAFT)
-        counts = torch.tensor(reading.counts, dtype=torch.float64, device=self.call.device)
-        if self.probe is not None:
-            assert reading.features is not None and self.written.features is not None
-            means = [sums / counts.unsqueeze(1) for sums in (reading.features, self.written.features[rows])]
-            return self.probe.target(means[0]), self.probe.draft(means[1])
-        if reading.log_p is not None:
-            lengths = counts if config.scorer == "likelihood" else torch.ones_like(counts)
-            log_p, log_q = reading.log_p / lengths, self.written.log_q[rows] / lengths
-            # Only the ratio decides: a long segment's own probability is nothing in float64.
-            larger = torch.maximum(log_p, log_q) if config.scorer == "sequence" else torch.zeros_like(log_p)
-            return (log_p - larger).exp(), (log_q - larger).exp()
-        ones = torch.ones_like(counts)
-        if config.scorer == "none":
-            return 0 * ones, ones
-        coins = torch.rand(len(rows), generator=self.call.randomness.second, device=self.call.device)
-        return (coins < config.accept_rate).double(), ones
+        return self.scorer(self.rows_in(DRAFT), self.written, reading)
 
     def judge(self, reading: Reading, scores: tuple[torch.Tensor, torch.Tensor]) -> Acceptance:
         """Which segments stand, how many tokens of the others do, and the law of the token that follows."""
@@ -202,9 +187,9 @@ class SegmentRounds:
         if not self.config.bonus:
             for row, start, count in zip(rows, starts, draft.counts, strict=True):
                 limits[row] = min(limits[row], start + count)
-        drafter = NoDrafts()
-        drafter.own_vocabulary = int(text_config(call.request.draft).vocab_size)
-        turn = CheckTurn(call, self.target.model, drafter, rows, limits=limits, keep_states=not self.config.bonus)
+        turn = CheckTurn(
+            call, self.target.model, self.no_drafts, rows, limits=limits, keep_states=not self.config.bonus
+        )
         size = draft.ids.shape[2] + 1
         scores = reading.first[:, None, None, :1].expand(-1, 1, size, -1)
         block = Block(
@@ -227,6 +212,9 @@ class SegmentRounds:
             ids = turn.tokens[i]
             kept = canvas.generated[row] - starts[i]
             self.records.drafted(row, i, starts[i], draft.counts[i], stands)
+            if stands and starts[i] + draft.counts[i] >= limits[row]:  # no bonus was wanted
+                call.stats.rows[row].bonus -= 1
+                call.stats.rows[row].cut -= 1
             if row not in goes_on:
                 self._end(row)
             elif stands:
@@ -245,7 +233,7 @@ class SegmentRounds:
             return
         call, canvas, config = self.call, self.call.canvas, self.config
         self.target.bring(rows)
-        drafter = NoDrafts()
+        drafter: NoDrafts = self.no_drafts
         if config.revise_with is not None:
             self.draft.park_all()
             model = self.draft.model

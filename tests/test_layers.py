@@ -19,6 +19,7 @@ LAYERS = [
     ["compatibility", "pipelines"],
     ["schemes"],
     ["segment_rounds", "continuations"],
+    ["segment_scoring"],
     ["population", "verification"],
     ["translation"],
     ["answers", "segment_turns", "segment_records"],
