@@ -1,5 +1,6 @@
 """Trains the probes of `semantic` for a pair of models, on prompts of the user's task."""
 
+import hashlib
 import json
 import random
 from collections.abc import Iterable, Sequence
@@ -100,19 +101,20 @@ def train_semantic_probe(
         "prompts": len(inputs),
         "seed": seed,
     }
-    kept = _Kept(folder, {**described, "max_new_tokens": max_new_tokens, "hidden": None, "labels": None})
+    fixed = {name: value for name, value in described.items() if name not in ("hidden", "labels", "prompts")}
+    kept = _Kept(folder, {**fixed, "max_new_tokens": max_new_tokens})
     continuer = Continuer(model, draft, tokenizer, base, sampling, eos, int(pad))
     samples = []
     for index, prompt in enumerate(progress_over(inputs, "continuing prefixes", progress)):
-        found = kept.load(index)
+        batch = prompt_inputs(prompt, tokenizer, model)
+        found = kept.load(index, batch["input_ids"])
         if found is None:
             with torch.random.fork_rng():
                 torch.manual_seed(seed * 1_000_003 + index)
-                batch = prompt_inputs(prompt, tokenizer, model)
                 text = _write(model, batch, sampling, eos, int(pad), max_new_tokens)
                 prefixes = _prefixes(continuer, batch["input_ids"][0].tolist(), text, max_prefixes, seed + index)
                 found = _samples(continuer, prefixes, num_continuations, equivalence)
-            kept.save(index, found)
+            kept.save(index, batch["input_ids"], found)
         samples.append(found)
     order = list(range(len(samples)))
     random.Random(seed).shuffle(order)
@@ -212,12 +214,18 @@ class _Kept:
             )
         file.write_text(text, encoding="utf-8")
 
-    def load(self, index: int) -> Samples | None:
-        file = None if self.folder is None else self.folder / f"{index:05d}.safetensors"
-        return Samples(**load_file(file)) if file is not None and file.exists() else None
+    def load(self, index: int, ids: torch.Tensor) -> Samples | None:
+        if self.folder is None or not self._file(self.folder, index, ids).exists():
+            return None
+        return Samples(**load_file(self._file(self.folder, index, ids)))
 
-    def save(self, index: int, samples: Samples) -> None:
+    def save(self, index: int, ids: torch.Tensor, samples: Samples) -> None:
         if self.folder is not None:
             unfinished = self.folder / "unfinished"
             save_file({name: value.contiguous() for name, value in vars(samples).items()}, unfinished)
-            unfinished.replace(self.folder / f"{index:05d}.safetensors")
+            unfinished.replace(self._file(self.folder, index, ids))
+
+    @staticmethod
+    def _file(folder: Path, index: int, ids: torch.Tensor) -> Path:
+        text = hashlib.sha256(json.dumps(ids.tolist()).encode()).hexdigest()[:8]
+        return folder / f"{index:05d}-{text}.safetensors"
