@@ -93,7 +93,7 @@ class SemanticProbe:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {
-            f"{role}.{name}": value.detach().float().cpu().contiguous()
+            f"{role}.{name}": value.detach().float().cpu().clone().contiguous()
             for role, network in self.networks.items()
             for name, value in network.state_dict().items()
         }

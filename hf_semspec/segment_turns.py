@@ -41,8 +41,9 @@ class RowShelf:
         if not rows:
             self.park_all()
         elif set(rows) <= set(self.rows):
+            places = {row: place for place, row in enumerate(self.rows)}
             self._park(set(self.rows) - set(rows))
-            self.model.cache.select([self.rows.index(row) for row in rows])
+            self.model.cache.select([places[row] for row in rows])
         else:
             self._park(set(self.rows))
             self.model.cache.load([self.parked.pop(row, []) for row in rows])
@@ -66,7 +67,7 @@ class RowShelf:
         Args:
             states: what the turn kept of the rows that left; a single row stays where it is without.
         """
-        goes_on = [*state.live, *state.paused]
+        goes_on = {*state.live, *state.paused}
         self.parked.update({row: states[row] for row in state.paused if row in states})
         self.rows = [row for row in self.rows if row in goes_on and row not in self.parked]
         for row in goes_on:

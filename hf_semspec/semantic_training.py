@@ -39,7 +39,7 @@ def train_semantic_probe(
     generation_config: GenerationConfig | None = None,
     tokenizer: Any = None,
     max_new_tokens: int = 512,
-    epochs: int = 100,
+    epochs: int = 20,
     held_out: float = 0.2,
     folder: str | Path | None = None,
     progress: bool = True,

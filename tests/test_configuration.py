@@ -303,7 +303,9 @@ def test_scheme_given_as_an_object(scheme: Any) -> None:
 
 @pytest.mark.parametrize("scheme", ["parser", "", "LOSSLESS", None, 5, EASDConfig, {"scheme": "easd"}, ["easd"]])
 def test_unknown_schemes(scheme: Any) -> None:
-    with pytest.raises(ValueError, match='`scheme` must be one of "lossless", "easd", "parse", "smc", "semantic", but is '):
+    with pytest.raises(
+        ValueError, match='`scheme` must be one of "lossless", "easd", "parse", "smc", "semantic", but is '
+    ):
         SemSpecConfig(scheme)
 
 
