@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, T
 from transformers.utils import logging
 
 from .comparison import PLAIN, Run, comparison_table, decode, encode, plain_config, verdicts_table
-from .configuration import SCHEME_CONFIGS, EASDConfig, SchemeConfig, SemSpecConfig, SMCConfig
+from .configuration import SCHEME_CONFIGS, EASDConfig, SchemeConfig, SemanticConfig, SemSpecConfig, SMCConfig
 from .drafts import load_draft
 from .loading import DRAFT_HELP, MADE, device_by_name, dtype_by_name, load_named_draft, own_draft
 
@@ -126,7 +126,8 @@ def _demo(arguments: argparse.Namespace, command: str) -> int:
         draft_entropy_threshold=ENTROPY_THRESHOLD,
         calibrated_for={"do_sample": False},
     )
-    own: dict[str, SchemeConfig] = {"easd": easd, "smc": SMCConfig(num_particles=4)}
+    semantic = SemanticConfig(scorer="likelihood", segment_stop="\n")
+    own: dict[str, SchemeConfig] = {"easd": easd, "smc": SMCConfig(num_particles=4), "semantic": semantic}
     configs = {name: _config(own.get(name, name), arguments.max_new_tokens) for name in SCHEME_CONFIGS}
     runs = {name: Run(name) for name in (PLAIN, *configs)}
     problems = PROBLEMS[: arguments.limit]
@@ -153,7 +154,8 @@ def _demo(arguments: argparse.Namespace, command: str) -> int:
         f"thresholds here, {ENTROPY_THRESHOLD} nats, are the 90th percentile that hf_semspec.calibrate_easd found for "
         "this model on other word problems. smc has no greedy form: it samples, at temperature 0.7 with 4 particles. "
         "parse asks the target whether the draft's answer and its prefixes are right: a model of this size is a poor "
-        "judge of its own copy, and the confidences show it.",
+        "judge of its own copy, and the confidences show it. semantic has no probe trained for this pair and scores "
+        "lines by their likelihood.",
         highlight=False,
     )
     return 0

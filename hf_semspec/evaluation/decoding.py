@@ -35,6 +35,8 @@ _COUNTS = (
     "full_accepts",
     "written",
     "kept",
+    "segments",
+    "accepted_segments",
     "target_seconds",
     "draft_seconds",
     "other_seconds",

@@ -66,6 +66,7 @@ _COLUMNS: tuple[tuple[str, str, str | None, Callable[[Any], str]], ...] = (
     ("ess", "ESS", "ESS", _number(".2f")),
     ("full_accept_rate", "full accepts", "full\naccepts", _percent),
     ("kept_fraction", "kept", "kept", _percent),
+    ("segment_acceptance_rate", "segments that stand", "seg-\nments", _percent),
 )
 
 
