@@ -11,8 +11,8 @@ RUN_TESTS = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 XDIST     = -n 2
 
 # Tests of mathematics, measuring and pages, which no version of transformers changes: the newest one runs them.
-NEWEST_ONLY = acceptance acceptance_laws arithmetic_lab bench documents evaluation_report evaluation_run evaluation_tasks \
-	examples imports layers parse_calibration particles prefixes serving smc_config trace_page uncertainty
+NEWEST_ONLY = acceptance acceptance_laws arithmetic_lab bench bench_command bench_prediction documents evaluation_report \
+	evaluation_run evaluation_tasks examples imports layers parse_calibration particles prefixes serving smc_config trace_page uncertainty
 
 .PHONY: venv demo test test-grid test-oldest test-5.17 lint types docs notebook bench lab clean
 .DELETE_ON_ERROR:
@@ -68,7 +68,11 @@ notebook: $(VENV)/.stamp
 	$(RUN_TESTS) $(BIN)/python -m pytest -q --nbmake examples/tour.ipynb $(ARGS)
 
 bench: $(VENV)/.stamp-model
-	OMP_NUM_THREADS=1 $(BIN)/python -m hf_semspec.bench --out docs/bench --page docs/benchmarks.md $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m hf_semspec.bench --goals --out docs/bench
+	for sweep in pairs profile scaling; do \
+		OMP_NUM_THREADS=1 $(BIN)/python -m hf_semspec.bench --sweep $$sweep --out docs/bench $(ARGS) || exit; \
+	done
+	$(BIN)/python -m hf_semspec.bench --out docs/bench --page docs/benchmarks.md
 
 # The pair of the arithmetic lab, over an hour on two cores. It is made in out/, where an interrupted run is taken up again.
 LAB := examples.arithmetic_lab

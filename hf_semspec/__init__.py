@@ -2,11 +2,12 @@
 statistics."""
 
 from .calibration import calibrate_easd
-from .configuration import EASDConfig, LosslessConfig, PARSEConfig, SemSpecConfig, SMCConfig
+from .configuration import EASDConfig, LosslessConfig, PARSEConfig, SemanticConfig, SemSpecConfig, SMCConfig
 from .drafts import load_draft
 from .integration import register, unregister
 from .outputs import DecodingStats, SemSpecOutput, record_stats
 from .parse_calibration import calibrate_parse
+from .semantic_training import train_semantic_probe
 
 __version__ = "0.1.0"
 
@@ -18,12 +19,14 @@ __all__ = [
     "SMCConfig",
     "SemSpecConfig",
     "SemSpecOutput",
+    "SemanticConfig",
     "__version__",
     "calibrate_easd",
     "calibrate_parse",
     "load_draft",
     "record_stats",
     "register",
+    "train_semantic_probe",
     "unregister",
 ]
 

@@ -1,4 +1,4 @@
-"""The command line: `hf-semspec demo`, `generate`, `trace`, `bench`, `eval` and `export-recipe`."""
+"""The command line: `hf-semspec demo`, `generate`, `trace`, `check`, `bench`, `eval` and `export-recipe`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, T
 from transformers.utils import logging
 
 from .comparison import PLAIN, Run, comparison_table, decode, encode, plain_config, verdicts_table
-from .configuration import SCHEME_CONFIGS, EASDConfig, SchemeConfig, SemSpecConfig, SMCConfig
+from .configuration import SCHEME_CONFIGS, EASDConfig, SchemeConfig, SemanticConfig, SemSpecConfig, SMCConfig
 from .drafts import load_draft
 from .loading import DRAFT_HELP, MADE, device_by_name, dtype_by_name, load_named_draft, own_draft
 
@@ -56,17 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_decoding(generate, required=True)
     generate.set_defaults(run=_generate)
 
-    trace = commands.add_parser("trace", help="decode a prompt with a scheme and save a page that shows every token")
-    _add_decoding(trace, required=False)
-    trace.add_argument("--out", required=True, metavar="PAGE.html", help="the page to write")
-    trace.add_argument("--json", metavar="FILE", help="write the same record as JSON too")
-    trace.set_defaults(run=_trace)
-
-    bench = commands.add_parser("bench", help="measure the project's goals on models made for it")
+    bench = commands.add_parser("bench", help="speed and memory of every scheme and its rivals on your pair")
+    advise = commands.add_parser("check", help="what your pair promises for each scheme, before anything is decoded")
     from .bench import command
 
     command.add_arguments(bench)
     bench.set_defaults(run=command.execute)
+    command.add_check_arguments(advise)
+    advise.set_defaults(run=command.execute_check)
 
     export = commands.add_parser("export-recipe", help="write a folder for generate(custom_generate=...)")
     from . import recipe_command
@@ -129,7 +126,8 @@ def _demo(arguments: argparse.Namespace, command: str) -> int:
         draft_entropy_threshold=ENTROPY_THRESHOLD,
         calibrated_for={"do_sample": False},
     )
-    own: dict[str, SchemeConfig] = {"easd": easd, "smc": SMCConfig(num_particles=4)}
+    semantic = SemanticConfig(scorer="likelihood", segment_stop="\n")
+    own: dict[str, SchemeConfig] = {"easd": easd, "smc": SMCConfig(num_particles=4), "semantic": semantic}
     configs = {name: _config(own.get(name, name), arguments.max_new_tokens) for name in SCHEME_CONFIGS}
     runs = {name: Run(name) for name in (PLAIN, *configs)}
     problems = PROBLEMS[: arguments.limit]
@@ -156,7 +154,8 @@ def _demo(arguments: argparse.Namespace, command: str) -> int:
         f"thresholds here, {ENTROPY_THRESHOLD} nats, are the 90th percentile that hf_semspec.calibrate_easd found for "
         "this model on other word problems. smc has no greedy form: it samples, at temperature 0.7 with 4 particles. "
         "parse asks the target whether the draft's answer and its prefixes are right: a model of this size is a poor "
-        "judge of its own copy, and the confidences show it.",
+        "judge of its own copy, and the confidences show it. semantic has no probe trained for this pair and scores "
+        "lines by their likelihood.",
         highlight=False,
     )
     return 0

@@ -11,7 +11,10 @@ from .drafters import asks_for_model
 from .drafts import check_vocabularies, vocabulary_size
 from .encoders import check_encoders, decodes_encoded
 from .foreign import shared_tokens
+from .judging import find_tokenizer
 from .notices import warn_once
+from .probe import SemanticProbe
+from .segment_text import TEXT_USE
 from .static_draft import check_static
 from .unsupported import STOCK_CALLS, other_kind
 from .wrappers import forward_parameters, prompt_adapter
@@ -77,7 +80,7 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
     for role, one in (("target", model), ("draft", draft)):
         if one is not None:
             _check_model(role, one, needs_masks=scheme.name != "parse")
-    if scheme.compile_draft:
+    if getattr(scheme, "compile_draft", False):
         check_static(draft)
     if getattr(scheme, "num_chains", 1) > text_config(model).vocab_size:
         raise ValueError(
@@ -85,7 +88,22 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         )
     if draft is not None:
         _check_tokenizers(model, draft, scheme, mode_kwargs)
+    if scheme.name == "semantic":
+        _check_scorer(scheme, model, draft, config, mode_kwargs.get("tokenizer"))
     _warn_of_ignored(config)
+
+
+def _check_scorer(scheme: Any, model: Any, draft: Any, config: Any, tokenizer: Any) -> None:
+    """Refuse a scorer that lacks its probe or its tokenizer, or has a probe of other models."""
+    if scheme.reads_text:
+        find_tokenizer(model, tokenizer, TEXT_USE)
+    if scheme.scorer == "probe" and scheme.probe is None:
+        raise ValueError(
+            'scorer="probe" needs probe=..., the folder or Hub id of a trained probe: make one for this pair with '
+            'train_semantic_probe, or take a scorer without training, such as scorer="likelihood"'
+        )
+    if scheme.scorer == "probe":
+        SemanticProbe.from_pretrained(scheme.probe).check(scheme.probe, model, draft, config, scheme.segment_stop)
 
 
 def _check_presence(scheme: Any, draft: Any, mode_kwargs: dict[str, Any]) -> None:
@@ -110,7 +128,7 @@ def _check_tokenizers(model: Any, draft: Any, scheme: Any, mode_kwargs: dict[str
     tokenizers = mode_kwargs.get("tokenizer"), mode_kwargs.get("assistant_tokenizer")
     foreign = check_vocabularies(model, draft, *tokenizers, allow_foreign=scheme.name in _ANY_TOKENIZER)
     by_token = getattr(scheme, "revise_with", scheme) is not None
-    if foreign and scheme.compile_draft:
+    if foreign and getattr(scheme, "compile_draft", False):
         raise ValueError("compile_draft=True needs a draft with the target's tokenizer: leave it out")
     if foreign and by_token:
         shared_tokens(*tokenizers, vocabulary_size(model), vocabulary_size(draft))

@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 
 from .checks import bad_value, class_of, config_from_entry, field_names, shown, unknown_name
 from .parse_config import PARSEConfig as PARSEConfig
+from .semantic_config import SemanticConfig as SemanticConfig
 from .smc_config import SMCConfig as SMCConfig
 from .smc_config import sampling_fields
 from .stored import check_depth, check_generation_values, read_object
@@ -22,8 +23,13 @@ from .token_configs import TOKEN_LEVEL_CONFIGS
 from .token_configs import EASDConfig as EASDConfig
 from .token_configs import LosslessConfig as LosslessConfig
 
-SchemeConfig = LosslessConfig | EASDConfig | PARSEConfig | SMCConfig
-SCHEME_CONFIGS: dict[str, type[SchemeConfig]] = {**TOKEN_LEVEL_CONFIGS, "parse": PARSEConfig, "smc": SMCConfig}
+SchemeConfig = LosslessConfig | EASDConfig | PARSEConfig | SMCConfig | SemanticConfig
+SCHEME_CONFIGS: dict[str, type[SchemeConfig]] = {
+    **TOKEN_LEVEL_CONFIGS,
+    "parse": PARSEConfig,
+    "smc": SMCConfig,
+    "semantic": SemanticConfig,
+}
 
 
 def scheme_from_dict(entry: Any) -> SchemeConfig:
@@ -54,8 +60,8 @@ class SemSpecConfig(GenerationConfig):
     Beside it stands `trace`, which belongs to the process and is never stored.
 
     Args:
-        scheme (`str`, [`LosslessConfig`], [`EASDConfig`], [`PARSEConfig`] or [`SMCConfig`]):
-            The scheme's name, `"lossless"`, `"easd"`, `"parse"` or `"smc"`, or its config.
+        scheme (`str`, [`LosslessConfig`], [`EASDConfig`], [`PARSEConfig`], [`SMCConfig`] or [`SemanticConfig`]):
+            The scheme's name, `"lossless"`, `"easd"`, `"parse"`, `"smc"` or `"semantic"`, or its config.
         trace (`bool`, *optional*, defaults to `False`):
             Record what happens to every token: the output then has a `trace`, so `return_dict_in_generate` defaults
             to `True`. Text and statistics stay as they are.

@@ -25,6 +25,9 @@ class CachedModel:
         last_position (`int`): positions are capped here; only tokens that can never be returned are ever fed beyond
             it.
         source: what it reads beside text, with the cache that goes with it.
+
+    With `keep_hidden` set, `hidden` is what the last forward left of its last layer, after the final norm: (batch,
+    width, size).
     """
 
     def __init__(self, model: Any, batch: int, last_position: int, source: Source | None = None) -> None:
@@ -41,6 +44,8 @@ class CachedModel:
         self.takes_masks = takes_masks(model)
         self.tail_mask = TailMasks(self.dtype, self.device)
         self._places = torch.arange(0, device=self.device).unsqueeze(0)
+        self.keep_hidden = False
+        self.hidden: torch.Tensor | None = None
         self.forwards = 0
         self.tokens = 0
         self.seconds = 0.0
@@ -150,8 +155,12 @@ class CachedModel:
         if self.keeps_logits and (not isinstance(keep, int) or keep < ids.shape[1]):
             arguments["logits_to_keep"] = keep
         arguments = self.source.arguments(arguments, self.cache_name)
+        if self.keep_hidden:
+            arguments["output_hidden_states"] = True
         with torch.inference_mode() if self.inference_mode else torch.no_grad():
-            logits: torch.Tensor = self.model(**arguments).logits
+            output = self.model(**arguments)
+        logits: torch.Tensor = output.logits
+        self.hidden = output.hidden_states[-1] if self.keep_hidden else None
         if not self.forwards and not self.cache.is_filled:
             raise ValueError(
                 f"{type(self.model).__name__} wrote nothing to the cache it was given (gradient checkpointing in "

@@ -264,8 +264,9 @@ def confidence(logits: torch.Tensor, correct: Sequence[int], incorrect: Sequence
     return torch.sigmoid(weights[0] - weights[1])
 
 
-def find_tokenizer(model: Any, tokenizer: Any) -> Any:
-    """The call's tokenizer, or the one in the folder that `model` came from; nothing is downloaded.
+def find_tokenizer(model: Any, tokenizer: Any, use: str = "the scheme parse asks the target in words") -> Any:
+    """The call's tokenizer, or the one in the folder that `model` came from; nothing is downloaded. `use` is what it
+    is needed for.
 
     Raises:
         ValueError: there is neither.
@@ -279,8 +280,7 @@ def find_tokenizer(model: Any, tokenizer: Any) -> Any:
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(
-            f"the scheme parse asks the target in words and found no tokenizer for {type(model).__name__} ({error}): "
-            "pass tokenizer=... to generate"
+            f"{use} and found no tokenizer for {type(model).__name__} ({error}): pass tokenizer=... to generate"
         ) from error
 
 

@@ -135,7 +135,8 @@ class DecodingStats(_Rates):
         monotonicity_violations: prefixes that passed though a shorter one had failed just before (parse).
         judging: how prefixes were judged: `"packed"` in one block, or `"expanded"` into rows (parse).
         drafting: of the draft writing its answers, its forwards not counted, with n-grams if those were asked for
-            (parse).
+            (parse); of the draft writing segments (semantic).
+        segments, accepted_segments: drafted segments that were judged, and that stood (semantic).
         mean_target_entropy, mean_draft_entropy: of the processed laws at the drafted positions that were tested, nats
             (easd).
     """
@@ -160,6 +161,8 @@ class DecodingStats(_Rates):
     monotonicity_violations: int = 0
     judging: str = ""
     drafting: "DecodingStats | None" = None
+    segments: int = 0
+    accepted_segments: int = 0
     mean_target_entropy: float = math.nan
     mean_draft_entropy: float = math.nan
 
@@ -180,6 +183,11 @@ class DecodingStats(_Rates):
         return _ratio(self.full_accepts, self.answers)
 
     @property
+    def segment_acceptance_rate(self) -> float:
+        """Segments that stood, over those judged (semantic)."""
+        return _ratio(self.accepted_segments, self.segments)
+
+    @property
     def other_seconds(self) -> float:
         """Wall time outside both models' forwards."""
         return self.total_seconds - self.draft_seconds - self.target_seconds
@@ -191,6 +199,7 @@ class DecodingStats(_Rates):
             "mean_accepted_length",
             "trigger_rate",
             "full_accept_rate",
+            "segment_acceptance_rate",
             "kept_fraction",
             "tokens_by_draft",
             "tokens_by_target",
@@ -204,6 +213,27 @@ class DecodingStats(_Rates):
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
         }
+
+
+@dataclass
+class SegmentRecord:
+    """A committed segment of one row (semantic), and the verdict that led to it.
+
+    Args:
+        start, end: its first new token, and the one after its last.
+        source: who wrote it, `"draft"` or `"target"`; leading tokens that the target took over from a failed draft
+            count as its own.
+        rule: why a drafted one stands, `"score"` or `"top_k"`; of a target's segment `"first"`, `"rejected"` where a
+            drafted one failed before it, or `"finish"` where the draft writes no more.
+        target_score, draft_score: P̂ and Q̂ of the drafted segment that was judged; nan if none was.
+    """
+
+    start: int
+    end: int
+    source: str
+    rule: str
+    target_score: float = math.nan
+    draft_score: float = math.nan
 
 
 class SemSpecOutput(GenerateDecoderOnlyOutput):
@@ -225,6 +255,7 @@ class SemSpecOutput(GenerateDecoderOnlyOutput):
         boundaries (`torch.LongTensor` of shape `(batch, M)`): new tokens that each of these prefixes holds; -1 where
             a row has fewer.
         kept_tokens (`torch.LongTensor` of shape `(batch,)`): tokens kept of the draft's answers.
+        segments (`list` of `list` of `SegmentRecord`): semantic only: the segments of each row, in order.
         particles (`torch.LongTensor` of shape `(prompts, N, length)`): smc only, as all below: every particle, laid
             out like `sequences`.
         log_weights (`torch.Tensor` of shape `(prompts, N)`, float64): natural log, since the last resampling, not
@@ -246,6 +277,7 @@ class SemSpecOutput(GenerateDecoderOnlyOutput):
     verdicts: torch.Tensor
     boundaries: torch.Tensor
     kept_tokens: torch.Tensor
+    segments: list[list[SegmentRecord]]
     particles: torch.Tensor
     log_weights: torch.Tensor
     ess: torch.Tensor

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .checks import assign, bad_value, boolean, config_from_entry, entry_of, integer, listed, real
-from .token_configs import TOKEN_LEVEL_CONFIGS, EASDConfig, LosslessConfig
+from .checks import assign, bad_value, boolean, entry_of, integer, listed, real
+from .token_configs import EASDConfig, LosslessConfig, token_level
 
 BOUNDARIES = ("first_fail", "longest", "cascade", "random")
 
@@ -96,7 +95,7 @@ class PARSEConfig:
             if not isinstance(value, str) or not value.strip():
                 raise bad_value(name, value, "a text that is not empty")
         assign(self, "labels", _labels(self.labels))
-        assign(self, "revise_with", _token_level(self.revise_with))
+        assign(self, "revise_with", token_level("revise_with", self.revise_with))
         if self.revise_with is not None and self.revise_with.compile_draft:
             raise ValueError(
                 "`revise_with` must leave `compile_draft` off: one draft writes and revises, so set compile_draft of "
@@ -113,14 +112,3 @@ def _labels(value: Any) -> tuple[str, str]:
     if len(pair) != 2 or not all(isinstance(label, str) and label.strip() for label in pair) or pair[0] == pair[1]:
         raise bad_value("labels", value, 'two different words, (correct, incorrect), such as ("Yes", "No")')
     return pair
-
-
-def _token_level(value: Any) -> LosslessConfig | EASDConfig | None:
-    if value is None or isinstance(value, (LosslessConfig, EASDConfig)):
-        return value
-    if isinstance(value, Mapping):
-        nested: LosslessConfig | EASDConfig = config_from_entry("revise_with", value, TOKEN_LEVEL_CONFIGS)
-        return nested
-    if isinstance(value, str) and value in TOKEN_LEVEL_CONFIGS:
-        return TOKEN_LEVEL_CONFIGS[value]()
-    raise bad_value("revise_with", value, f"None, {listed(TOKEN_LEVEL_CONFIGS)}, a LosslessConfig or an EASDConfig")

@@ -18,7 +18,7 @@ from .outputs import DecodingStats
 from .sampling import Processors
 
 OUTCOMES = ("bonus", "residual", "resampled")
-LOW_ACCEPTANCE, LOW_ACCEPTANCE_TESTED = 0.1, 20
+LOW_ACCEPTANCE, LOW_ACCEPTANCE_TESTED, LOW_ACCEPTANCE_SEGMENTS = 0.1, 20, 10
 
 
 class Speculation:
@@ -273,13 +273,18 @@ def check_laws(broken: int, request: Request, role: str = "target") -> None:
 
 
 def warn_of_low_acceptance(stats: DecodingStats, request: Request) -> None:
-    """One warning where hardly any token that the draft model drafted passed; what is looked up may well be wrong."""
+    """One warning where hardly any token, or segment, that the draft model drafted passed; what is looked up may well
+    be wrong."""
     if getattr(getattr(request.scheme, "revise_with", None) or request.scheme, "draft", "model") != "model":
         return
-    if stats.tested >= LOW_ACCEPTANCE_TESTED and stats.acceptance_rate < LOW_ACCEPTANCE:
+    what, tested, rate, enough = "tokens", stats.tested, stats.acceptance_rate, LOW_ACCEPTANCE_TESTED
+    if stats.segments:
+        what, tested, rate = "segments", stats.segments, stats.segment_acceptance_rate
+        enough = LOW_ACCEPTANCE_SEGMENTS
+    if tested >= enough and rate < LOW_ACCEPTANCE:
         draft, target = describe_model(request.draft), describe_model(request.model)
         warn_once(
-            f"fewer than {LOW_ACCEPTANCE:.0%} of the tokens drafted by {draft} were accepted by {target}: the "
+            f"fewer than {LOW_ACCEPTANCE:.0%} of the {what} drafted by {draft} were accepted by {target}: the "
             "output is right but nothing is gained; check that both were trained on the same tokenizer and chat "
             "template, and that quantization has not broken the draft"
         )

@@ -1,6 +1,7 @@
 """Where a committed block ends: EOS, length and any stopping criterion, judged as if its tokens had come one by
 one."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,12 @@ class StopRules:
         self.has_eos = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self.room = max(min([max_length, *limits]) - prompt_width, 1)
         self.called = [c for c in criteria if type(c) not in (EosTokenCriteria, MaxLengthCriteria)]
+
+    def eos_only(self) -> "StopRules":
+        """The same rules without the criteria that must be called, for text that may yet be dropped."""
+        other = copy.copy(self)
+        other.called = []
+        return other
 
     def cut(
         self,

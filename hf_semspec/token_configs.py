@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .checks import assign, bad_value, boolean, entry_of, integer, listed, real, sampling_settings
+from .checks import assign, bad_value, boolean, config_from_entry, entry_of, integer, listed, real, sampling_settings
 
 DRAFT_SOURCES = ("model", "ngram", "ngram+model")
 
@@ -150,6 +151,22 @@ TOKEN_LEVEL_CONFIGS: dict[str, type[LosslessConfig] | type[EASDConfig]] = {
     "lossless": LosslessConfig,
     "easd": EASDConfig,
 }
+
+
+def token_level(name: str, value: Any) -> LosslessConfig | EASDConfig | None:
+    """The token-level config that the option `name` asks for: `None`, a scheme's name, an entry or a config.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if value is None or isinstance(value, (LosslessConfig, EASDConfig)):
+        return value
+    if isinstance(value, Mapping):
+        nested: LosslessConfig | EASDConfig = config_from_entry(name, value, TOKEN_LEVEL_CONFIGS)
+        return nested
+    if isinstance(value, str) and value in TOKEN_LEVEL_CONFIGS:
+        return TOKEN_LEVEL_CONFIGS[value]()
+    raise bad_value(name, value, f"None, {listed(TOKEN_LEVEL_CONFIGS)}, a LosslessConfig or an EASDConfig")
 
 
 def _check_chains(config: LosslessConfig | EASDConfig) -> None:

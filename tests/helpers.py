@@ -24,8 +24,9 @@ CACHE = "cache" if Version("5.24.dev0") <= VERSION else "past_key_values"
 # Configurations whose greedy output must equal plain decoding's, token for token.
 # smc samples: where both laws are cut to their best token, the target's text is the only one with weight.
 # parse keeps nothing of an answer whose thresholds are out of reach: the target writes all, sped up by lossless.
+# semantic keeps a greedy segment only if each token is the target's best, and a sampled one never.
 TESTING = ("lossless", "easd", "chains")
-EXACT = (*TESTING, "smc", "parse")
+EXACT = (*TESTING, "smc", "parse", "semantic")
 SINGLE = ("lossless", "easd")
 
 # Most tests run drafts that are meant to be useless.
@@ -39,8 +40,8 @@ JUDGE = {"segment_tokens": 4, "judge_prompt": "ok?", "full_judge_prompt": "all o
 
 
 def exact(kind: str, **fields: Any) -> SemSpecConfig:
-    """`lossless`, `easd` with its extra rejection off, three chains, `smc`, or `parse` that keeps nothing of the
-    draft's answers; `fields` of both namespaces."""
+    """`lossless`, `easd` with its extra rejection off, three chains, `smc`, `parse` that keeps nothing of the draft's
+    answers, or `semantic` whose segments pass by the token rule alone; `fields` of both namespaces."""
     if kind == "easd":
         return SemSpecConfig(
             "easd",
@@ -55,6 +56,12 @@ def exact(kind: str, **fields: Any) -> SemSpecConfig:
         own |= {"num_chains": fields.pop("num_chains")} if "num_chains" in fields else {}
         never = {"accept_threshold": 2.0, "prefix_threshold": 2.0, "revise_with": LosslessConfig(**own)}
         return SemSpecConfig("parse", **{**JUDGE, **never, **fields})
+    if kind == "semantic":
+        drafted = fields.pop("num_draft_tokens", 3)
+        own = {"max_segment_tokens": 3 if drafted == "auto" else drafted, "revise_chunk": 2, "first_segment": "draft"}
+        own |= {"scorer": "none", "top_k_accept": 0 if fields.get("do_sample") else 1, "accept_floor": math.inf}
+        fields.pop("num_chains", None)
+        return SemSpecConfig("semantic", **{**own, "segment_stop": None, "think_end": None, **fields})
     if kind == "smc":
         greedy = {} if fields.pop("do_sample", False) else {"top_k": 1}
         return SemSpecConfig("smc", **{"num_particles": 3, "num_draft_tokens": 3, **greedy, **fields})

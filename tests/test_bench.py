@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from hf_semspec import LosslessConfig
-from hf_semspec.bench import command, contenders, report, run
-from hf_semspec.bench.pairs import GOAL_LLAMA, Size, controlled_pair, random_llama
-from hf_semspec.bench.timing import Contender, forward_seconds, interleave, median_ratio, threads
+from hf_semspec.bench import command, contenders, page, report, run
+from hf_semspec.bench.pairs import controlled_pair, random_llama
+from hf_semspec.bench.sizes import GOAL_LLAMA, Size
+from hf_semspec.pages import marks
+from hf_semspec.timing import Contender, forward_seconds, interleave, median_ratio, threads
 
 SMALL = Size(layers=2, hidden=64, intermediate=64, heads=2)
 
@@ -206,22 +208,18 @@ class TestGoals:
         assert "| 2 | 3 |" in report.markdown(result)
 
     def test_the_page_is_written_between_its_marks(self, result, tmp_path):
-        page = tmp_path / "page.md"
-        page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+        text = tmp_path / "page.md"
+        text.write_text(f"before\n{marks()[0]}\nold\n{marks()[1]}\nafter\n")
+        (tmp_path / "goals.json").write_text(json.dumps(result))
         for _ in range(2):
-            report.write_page(result, page)
-            text = page.read_text()
-            assert text.startswith("before\n")
-            assert text.endswith("\nafter\n")
-            assert "\nold\n" not in text
-            assert text.count("### Goals") == 1
-        page.write_text("no marks")
+            assert command.main(["--out", str(tmp_path), "--page", str(text)]) == 0
+            written = text.read_text()
+            assert written.startswith("before\n")
+            assert written.endswith("\nafter\n")
+            assert "\nold\n" not in written
+            assert written.count("### Goals") == 1
+            assert report.markdown(result) in written
+            assert f"Not yet measured: `{page.COMMANDS['pairs']}`." in written
+        text.write_text("no marks")
         with pytest.raises(ValueError, match="measured: begin"):
-            report.write_page(result, page)
-
-    def test_a_stored_result_makes_the_same_tables(self, result, tmp_path, capsys):
-        stored = tmp_path / "goals.json"
-        stored.write_text(json.dumps(result))
-        assert command.main(["--from", str(stored), "--out", str(tmp_path / "again")]) == 0
-        assert capsys.readouterr().out.strip() == report.markdown(result)
-        assert json.loads((tmp_path / "again" / "goals.json").read_text()) == result
+            page.write_page(tmp_path, text)

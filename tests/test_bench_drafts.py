@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hf_semspec import load_draft
-from hf_semspec.bench import drafts, report
+from hf_semspec.bench import drafts
+from hf_semspec.pages import marks
 from hf_semspec.quantizations import MAKERS
 
 from .helpers import WEAK_DRAFTS
@@ -51,7 +52,7 @@ def test_the_page_is_written_from_a_stored_result(pair: dict[str, Any], tmp_path
     result = {"meta": meta, "load_average": 1.25, "note": "the machine was shared", "pairs": [pair]}
     stored, page = tmp_path / "drafts.json", tmp_path / "page.md"
     stored.write_text(json.dumps(result))
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter")
+    page.write_text(f"before\n{marks()[0]}\nold\n{marks()[1]}\nafter")
     assert drafts.main(["--from", str(stored), "--page", str(page), "--out", str(tmp_path / "out")]) == 0
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter") and "old" not in text
@@ -74,5 +75,5 @@ def test_a_text_that_differs_is_said(pair: dict[str, Any]) -> None:
 
 def test_the_page_on_drafts_has_its_marks_and_names_every_quantization() -> None:
     page = (ROOT / "docs" / "drafts.md").read_text(encoding="utf-8")
-    assert page.index(report.BEGIN) < page.index(report.END)
+    assert page.index(marks()[0]) < page.index(marks()[1])
     assert all(f'`"{name}"`' in page for name in MAKERS)

@@ -236,7 +236,7 @@ class TestDemo:
 
 
 class TestParser:
-    @pytest.mark.parametrize("command", ["demo", "generate", "trace", "bench", "eval", "export-recipe"])
+    @pytest.mark.parametrize("command", ["demo", "generate", "trace", "check", "bench", "eval", "export-recipe"])
     def test_every_command_has_help(self, command, capsys):
         with pytest.raises(SystemExit) as done:
             cli.main([command, "--help"])

@@ -239,9 +239,9 @@ def test_missing_fields_take_their_defaults() -> None:
         ("easd", "a dict such as"),
         ([["scheme", "easd"]], "a dict such as"),
         (LosslessConfig(), "a dict such as"),
-        ({}, '"scheme" entry, one of "lossless", "easd", "parse", "smc"'),
+        ({}, '"scheme" entry, one of "lossless", "easd", "parse", "smc", "semantic"'),
         ({"num_draft_tokens": 5}, '"scheme" entry'),
-        ({"scheme": None}, '`scheme` must be one of "lossless", "easd", "parse", "smc", but is None'),
+        ({"scheme": None}, '`scheme` must be one of "lossless", "easd", "parse", "smc", "semantic", but is None'),
         ({"scheme": "Lossless"}, "`scheme` must be one of"),
         ({"scheme": ["easd"]}, "`scheme` must be one of"),
         ({"scheme": "easd", "top": 5}, "did you mean `top_n`?"),
@@ -311,7 +311,9 @@ def test_scheme_given_as_an_object(scheme: Any) -> None:
 
 @pytest.mark.parametrize("scheme", ["parser", "", "LOSSLESS", None, 5, EASDConfig, {"scheme": "easd"}, ["easd"]])
 def test_unknown_schemes(scheme: Any) -> None:
-    with pytest.raises(ValueError, match='`scheme` must be one of "lossless", "easd", "parse", "smc", but is '):
+    with pytest.raises(
+        ValueError, match='`scheme` must be one of "lossless", "easd", "parse", "smc", "semantic", but is '
+    ):
         SemSpecConfig(scheme)
 
 

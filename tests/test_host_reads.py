@@ -70,8 +70,8 @@ def count(kind: str, name: str, limit: int, lengths: tuple[int, ...], **fields: 
     inputs = prompts(lengths)
     with pytest.MonkeyPatch.context() as patch, HostReads(patch, target, draft) as reads:
         output = assisted(target, draft, inputs, kind, max_new_tokens=limit, return_dict_in_generate=True, **fields)
-    # A token of an answer that parse's draft writes alone is a round of its own.
-    alone = limit if kind == "parse" else 0
+    # A token that the draft of parse or semantic writes alone is a round of its own.
+    alone = {"parse": limit, "semantic": output.stats.draft_forwards}.get(kind, 0)
     return reads.count, output.stats.target_forwards + alone, reads.where
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from hf_semspec.bench import imports
+from hf_semspec.pages import marks
 
 from .test_layers import RANK, layer
 
@@ -28,7 +29,7 @@ def test_the_measurement_writes_between_its_marks(tmp_path: Path, monkeypatch: p
     runs = iter([{"wall": 900.0, "cpu": 900.0}, {"wall": 90.0, "cpu": 50.0}, {"wall": 110.0, "cpu": 70.0}])
     monkeypatch.setattr(imports, "measure", lambda: next(runs))
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{imports.BEGIN}\nold\n{imports.END}\nafter\n")
+    page.write_text(f"before\n{marks('imports')[0]}\nold\n{marks('imports')[1]}\nafter\n")
     assert imports.main(["--runs", "2", "--page", str(page)]) == 0
     text = page.read_text()
     assert text.startswith("before\n")

@@ -1,1 +1,13 @@
-"""The measuring side: pairs of models with a chosen agreement, interleaved timings, and the pages made from them."""
+"""The measuring side: what a pair of models gains from each scheme, measured and forecast, and the project's pages.
+
+[`bench`] measures, [`check`] forecasts, [`controlled_pair`] makes a pair with a chosen agreement.
+"""
+
+from .advice import Advice, check
+from .function import bench
+from .pairs import ControlledPair, controlled_pair
+from .request import PairRequest
+from .results import Measured
+from .sizes import SIZES, Size
+
+__all__ = ["SIZES", "Advice", "ControlledPair", "Measured", "PairRequest", "Size", "bench", "check", "controlled_pair"]

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from ..comparison import stock_schedule
 from ..configuration import SchemeConfig, SemSpecConfig
-from .timing import Contender
+from ..timing import Contender
 
 # The draft lengths that transformers' assisted generation is tried with; the fastest of the run counts as "tuned".
 TUNED_LENGTHS = (2, 3, 4, 5, 8)
 # What each way decodes with: greedily, or from the whole law.
 GREEDY: dict[str, Any] = {"do_sample": False}
 SAMPLING: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-_STOCK_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
 
 def plain(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int, mode: dict[str, Any] = GREEDY) -> Contender:
@@ -48,24 +46,6 @@ def stock_assisted(
             return torch.cat([_generate(model, row[None], new_tokens, assistant_model=draft, **mode) for row in ids])
 
     return Contender("HF assisted" if num_draft_tokens is None else f"HF assisted γ={num_draft_tokens}", run)
-
-
-@contextmanager
-def stock_schedule(draft: PreTrainedModel, num_draft_tokens: int | None) -> Iterator[None]:
-    """Inside the block transformers' assisted generation drafts `num_draft_tokens` tokens every round, whatever their
-    confidence (`None`: by its own heuristic); the draft's settings are put back in any case."""
-    # Stock reads these from the draft, not from the call, and leaves its adapted length behind there.
-    settings = draft.generation_config
-    before = {name: getattr(settings, name) for name in _STOCK_FIELDS}
-    if num_draft_tokens is not None:
-        settings.num_assistant_tokens = num_draft_tokens
-        settings.num_assistant_tokens_schedule = "constant"
-        settings.assistant_confidence_threshold = 0.0
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(settings, name, value)
 
 
 def scheme(

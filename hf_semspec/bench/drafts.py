@@ -23,9 +23,9 @@ from ..comparison import PLAIN, Run, decode, encode, plain_config
 from ..configuration import SemSpecConfig
 from ..demo import NAME, PROBLEMS, load_smollm2
 from ..drafts import load_draft, own_bytes, weight_bytes
+from ..machine import describe
+from ..pages import markdown_table, origin, write_between
 from ..quantizations import MAKERS
-from .machine import describe
-from .report import origin, table, write_between
 
 NUM_DRAFT_TOKENS = 4
 # Share of the target's layers in the drafts that are its first layers.
@@ -155,7 +155,7 @@ def _pair(pair: dict[str, Any]) -> str:
     after = (
         f"\n\nThe text was not plain decoding's, token for token, with {', '.join(different)}." if different else ""
     )
-    return f"{title}\n\n{table(header, rows)}{after}"
+    return f"{title}\n\n{markdown_table(header, rows)}{after}"
 
 
 def _size(number: int) -> str:

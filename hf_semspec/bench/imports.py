@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 import transformers
 
-BEGIN, END = "<!-- imports: begin -->", "<!-- imports: end -->"
+from ..pages import write_between
+
 GOAL_MS = 150.0
 BASE = "import transformers.generation.utils, transformers.pipelines.base"
 _MEASURE = f"""
@@ -50,9 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = _table(runs)
     print(text)
     if arguments.page is not None:
-        page = arguments.page.read_text(encoding="utf-8")
-        head, tail = page.index(BEGIN) + len(BEGIN), page.index(END)
-        arguments.page.write_text(f"{page[:head]}\n{text}\n{page[tail:]}", encoding="utf-8")
+        write_between(text, arguments.page, "imports")
     return 0
 
 

@@ -7,42 +7,14 @@ from dataclasses import dataclass
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """The shape of a Llama: layers, hidden size, intermediate size, attention heads."""
-
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-
-
-TARGET_98M = Size(layers=12, hidden=768, intermediate=2048, heads=12)
-DRAFT_1_5M = Size(layers=2, hidden=80, intermediate=216, heads=2)
-GOAL_LLAMA = Size(layers=4, hidden=128, intermediate=256, heads=4)
+from .agreement import Agreement, agreement_on
+from .sizes import DRAFT_1_5M, TARGET_98M, Size
 
 # What the layers may add, relative to the residual stream: they cost what layers cost and hardly move the logits.
 LAYER_SHARE = 0.02
 STRETCH = 20
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How far a pair agrees on a text; means over its positions, entropies in nats.
-
-    Args:
-        greedy (`float`): share of positions where both argmaxes are the same token.
-        overlap (`float`): Σ min(p, q), the acceptance rate under plain sampling at temperature 1.
-        target_entropy (`float`): H(p).
-        draft_entropy (`float`): H(q).
-    """
-
-    greedy: float
-    overlap: float
-    target_entropy: float
-    draft_entropy: float
 
 
 @dataclass(frozen=True)
@@ -83,18 +55,9 @@ class ControlledPair:
             rounds += 1
         return rounds
 
-    @torch.no_grad()
     def measure(self, text: torch.Tensor) -> Agreement:
         """Agreement on `text` `(batch, length)`, every position read by both models once."""
-        log_p = self.model(text).logits.float().log_softmax(-1)  # (batch, length, vocab)
-        log_q = self.draft(text).logits.float().log_softmax(-1)
-        p, q = log_p.exp(), log_q.exp()
-        return Agreement(
-            greedy=float((p.argmax(-1) == q.argmax(-1)).float().mean()),
-            overlap=float(torch.minimum(p, q).sum(-1).mean()),
-            target_entropy=float(-(p * log_p).sum(-1).mean()),
-            draft_entropy=float(-(q * log_q).sum(-1).mean()),
-        )
+        return agreement_on(self.model, self.draft, text)
 
 
 def controlled_pair(
@@ -102,10 +65,11 @@ def controlled_pair(
     *,
     target_size: Size = TARGET_98M,
     draft_size: Size = DRAFT_1_5M,
-    vocab: int = 8192,
+    vocab: int | None = None,
     seed: int = 0,
     logit_scale: float = 12.0,
     dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
 ) -> ControlledPair:
     """Random Llamas whose next token is fixed by the current one, alike on a share `agreement` of the vocabulary.
 
@@ -117,16 +81,18 @@ def controlled_pair(
         agreement (`float`): share of tokens, in [0, 1], on which the draft's successor is the target's. What a text
             shows varies around it: see [`ControlledPair.measure`].
         target_size, draft_size (`Size`): shapes; by default 98M and 1.5M parameters.
-        vocab (`int`): vocabulary size, at least 4.
+        vocab (`int`, *optional*): vocabulary size, at least 4; by default the target size's.
         seed (`int`): seeds weights, cycle and disagreements; the global generator is left alone.
         logit_scale (`float`): the successor's logit, in nats; larger means lower entropy.
         dtype (`torch.dtype`): of both models.
+        device (`str` or `torch.device`): where the weights are made and stay. The draws differ from device to device.
 
     Raises:
         ValueError: an agreement outside [0, 1] or a vocabulary below 4.
     """
     if not 0 <= agreement <= 1:
         raise ValueError(f"agreement={agreement}: must be in [0, 1].")
+    vocab = target_size.vocab if vocab is None else vocab
     if vocab < 4:
         raise ValueError(f"vocab={vocab}: must be at least 4.")
     generator = torch.Generator().manual_seed(seed)
@@ -140,8 +106,10 @@ def controlled_pair(
     # Wrong tokens exchange their successors, so the draft's successors are a permutation too.
     draft_successor = successor.clone()
     draft_successor[wrong] = successor[wrong.roll(1)]
-    model = _successor_llama(target_size, successor, logit_scale, generator, dtype)
-    draft = _successor_llama(draft_size, draft_successor, logit_scale, generator, dtype)
+    if torch.device(device).type != "cpu":
+        generator = torch.Generator(device).manual_seed(seed)
+    model = _successor_llama(target_size, successor, logit_scale, generator, dtype, device)
+    draft = _successor_llama(draft_size, draft_successor, logit_scale, generator, dtype, device)
     return ControlledPair(model, draft, cycle, agrees)
 
 
@@ -150,11 +118,11 @@ def random_llama(
 ) -> LlamaForCausalLM:
     """A Llama of the given shape with random weights, no end-of-text token, in eval mode."""
     generator = torch.Generator().manual_seed(seed)
-    model = _llama(size, vocab)
+    model = _llama(size, vocab, dtype, "cpu")
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.data.normal_(0.0, initializer_range, generator=generator)
-    return _finish(model, dtype)
+    return model
 
 
 def _spread(share: float, vocab: int, generator: torch.Generator) -> torch.Tensor:
@@ -173,10 +141,15 @@ def _spread(share: float, vocab: int, generator: torch.Generator) -> torch.Tenso
 
 
 def _successor_llama(
-    size: Size, successor: torch.Tensor, logit_scale: float, generator: torch.Generator, dtype: torch.dtype
+    size: Size,
+    successor: torch.Tensor,
+    logit_scale: float,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    device: str | torch.device,
 ) -> LlamaForCausalLM:
     """A Llama whose argmax after token i is `successor[i]`, with logit about `logit_scale`."""
-    model = _llama(size, len(successor))
+    model = _llama(size, len(successor), dtype, device)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             # Unit inputs give unit outputs; the two projections that write to the residual stream are scaled down.
@@ -187,28 +160,33 @@ def _successor_llama(
     embedding = model.get_input_embeddings().weight.data
     embedding.normal_(0.0, 1.0, generator=generator)
     embedding *= math.sqrt(size.hidden) / embedding.norm(dim=-1, keepdim=True)
-    model.get_output_embeddings().weight.data[successor] = embedding * (logit_scale / size.hidden)
-    return _finish(model, dtype)
+    model.get_output_embeddings().weight.data[successor.to(device)] = embedding * (logit_scale / size.hidden)
+    return model
 
 
-def _llama(size: Size, vocab: int) -> LlamaForCausalLM:
+def _llama(size: Size, vocab: int, dtype: torch.dtype, device: str | torch.device) -> LlamaForCausalLM:
+    """A Llama with norms of one and weights yet to be filled, made where it is to live: nothing is moved or cast."""
     config = LlamaConfig(
         vocab_size=vocab,
         hidden_size=size.hidden,
         intermediate_size=size.intermediate,
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
-        num_key_value_heads=size.heads,
+        num_key_value_heads=size.kv_heads or size.heads,
         max_position_embeddings=8192,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=0,
         tie_word_embeddings=False,
     )
-    with torch.random.fork_rng(devices=[]):
-        return LlamaForCausalLM(config)
-
-
-def _finish(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaForCausalLM:
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    model = model.to(dtype).to_empty(device=device)
+    # Its buffers are computed when it is made, which the meta device cannot do.
+    with torch.device(device):
+        model.model.rotary_emb = LlamaRotaryEmbedding(config=config)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data.fill_(1.0)
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
-    return model.to(dtype).eval()
+    return model.eval()

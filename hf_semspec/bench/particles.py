@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ..configuration import LosslessConfig, SMCConfig
+from ..timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent
 from . import contenders as ways
 from .pairs import ControlledPair
-from .timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent
 
 GOAL_PARTICLES, GOAL_LENGTH = 4, 8
 

@@ -1,12 +1,10 @@
-"""Pages from results: the measured tables of docs/benchmarks.md are written from the JSON of a run, never by hand."""
+"""The goals as tables, from the JSON of a run."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-BEGIN = "<!-- measured: begin -->"
-END = "<!-- measured: end -->"
+from ..pages import markdown_table, origin
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -25,51 +23,9 @@ def markdown(result: dict[str, Any]) -> str:
     )
 
 
-def write_page(result: dict[str, Any], page: Path) -> None:
-    """Replace what stands between the two marks in `page` by the tables of `result`.
-
-    Raises:
-        ValueError: the page lacks the marks.
-    """
-    write_between(markdown(result), page)
-
-
-def write_between(tables: str, page: Path) -> None:
-    """Replace what stands between the two marks in `page` by `tables`.
-
-    Raises:
-        ValueError: the page lacks the marks.
-    """
-    text = page.read_text(encoding="utf-8")
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r} to write between.")
-    page.write_text(f"{head}{BEGIN}\n{tables}\n{END}{tail}", encoding="utf-8")
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A markdown table, numbers aligned to the right after the first column."""
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
-
-
-def origin(meta: dict[str, Any]) -> str:
-    """One line on the command, commit, versions and machine of a result."""
-    machine = meta["machine"]
-    versions = ", ".join(f"{name} {number}" for name, number in meta["versions"].items() if number)
-    where = f"{machine['processor']}, {machine['cores']} cores, {machine['torch_threads']} torch threads"
-    if machine["accelerator"]:
-        where += f", {machine['accelerator']}"
-    return (
-        f"`{meta['command']}` at commit {meta['commit'] or 'unknown'} on {meta['date']}; Python {meta['python']}, "
-        f"{versions}; {where}."
-    )
-
-
 def _goals(goals: list[dict[str, Any]]) -> str:
     rows = [[g["what"], f"{g['value']:.2f}", g["goal"], "yes" if g["met"] else "**no**"] for g in goals]
-    return table(["what", "measured", "goal", "met"], rows)
+    return markdown_table(["what", "measured", "goal", "met"], rows)
 
 
 def _overhead(section: dict[str, Any]) -> str:
@@ -77,7 +33,7 @@ def _overhead(section: dict[str, Any]) -> str:
         [r["name"], f"{r['cpu_over_plain']:.2f}", _optional(r, "acceptance_rate", ".2f"), f"{r['same_tokens']:.2f}"]
         for r in section["rows"]
     ]
-    return table(["", "CPU time a token, over plain", "acceptance", "share of plain's tokens"], rows)
+    return markdown_table(["", "CPU time a token, over plain", "acceptance", "share of plain's tokens"], rows)
 
 
 def _single(section: dict[str, Any], pair: dict[str, Any]) -> str:
@@ -118,7 +74,7 @@ def _speeds(rows: list[dict[str, Any]]) -> str:
         ]
         for r in rows
     ]
-    return table(header, cells)
+    return markdown_table(header, cells)
 
 
 def _easd(section: dict[str, Any]) -> str:
@@ -139,7 +95,7 @@ def _easd(section: dict[str, Any]) -> str:
         for r in section["rows"]
     ]
     header = ["", "tokens/s", "trigger rate", "over lossless", "law leaves", "tokens a round"]
-    return lines + "\n\n" + table(header, cells)
+    return lines + "\n\n" + markdown_table(header, cells)
 
 
 def _smc(section: dict[str, Any]) -> str:
@@ -164,14 +120,14 @@ def _smc(section: dict[str, Any]) -> str:
         ]
         for row in section["rows"]
     ]
-    memory = table(
+    memory = markdown_table(
         ["N", "new tokens", "peak MB beside the weights", "keys and values alone, MB"],
         [
             [str(row["particles"]), str(row["new_tokens"]), f"{row['peak'] / 1e6:.1f}", f"{row['states'] / 1e6:.1f}"]
             for row in section["memory"]
         ],
     )
-    return "\n".join((lines, "", table(header, cells), "", "Memory of a call:", "", memory))
+    return "\n".join((lines, "", markdown_table(header, cells), "", "Memory of a call:", "", memory))
 
 
 def _optional(row: dict[str, Any], name: str, form: str) -> str:

@@ -11,11 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 from ..configuration import EASDConfig, LosslessConfig
+from ..machine import describe
+from ..timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent, threads
 from . import contenders as ways
-from .machine import describe
-from .pairs import DRAFT_1_5M, GOAL_LLAMA, TARGET_98M, ControlledPair, Size, controlled_pair, random_llama
+from .pairs import ControlledPair, controlled_pair, random_llama
 from .particles import measure_smc
-from .timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent, threads
+from .sizes import DRAFT_1_5M, GOAL_LLAMA, TARGET_98M, Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +284,7 @@ def _describe_pair(pair: ControlledPair, plan: Plan) -> dict[str, Any]:
         name: sum(p.numel() for p in model.parameters())
         for name, model in (("target", pair.model), ("draft", pair.draft))
     }
-    return {"parameters": sizes, "agreement": plan.agreement, "measured": vars(measured), "prompt": plan.prompt}
+    return {"parameters": sizes, "agreement": plan.agreement, "measured": measured.to_dict(), "prompt": plan.prompt}
 
 
 @torch.no_grad()

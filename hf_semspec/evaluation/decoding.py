@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..bench.contenders import stock_schedule
-from ..bench.timing import synchronize
-from ..comparison import encode
+from ..comparison import encode, stock_schedule
 from ..configuration import SemSpecConfig
 from ..drafts import first_clash
+from ..timing import synchronize
 from .contenders import ASSISTED, BEST_OF, DRAFT, MAJORITY, TARGET, Contender
 
 # What is kept of a scheme's statistics; all of them add up over calls.
@@ -36,6 +35,8 @@ _COUNTS = (
     "full_accepts",
     "written",
     "kept",
+    "segments",
+    "accepted_segments",
     "target_seconds",
     "draft_seconds",
     "other_seconds",

@@ -101,7 +101,7 @@ def evaluate(
         raise ValueError("several processes meet in a folder: pass --out DIR")
     journal.check(definition)
     journal.begin(definition)
-    load = functools.partial(_load, model, draft, tokenizer, draft_tokenizer, dtype, device, chat)
+    load = functools.partial(load_pair, model, draft, tokenizer, draft_tokenizer, dtype, device, chat)
     run(
         plan,
         load,
@@ -233,7 +233,7 @@ def _processes(device: str | None) -> Any:
     return state
 
 
-def _load(
+def load_pair(
     model: str | PreTrainedModel,
     draft: str | PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -242,6 +242,7 @@ def _load(
     device: str,
     chat: bool,
 ) -> Pair:
+    """Both models with their tokenizers, each given loaded or by name; arguments as of [`evaluate`]."""
     resolved = dtype_by_name(dtype)
     if isinstance(model, str | Path):
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)

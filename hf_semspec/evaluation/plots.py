@@ -16,6 +16,7 @@ _LOOKS = {
     "easd": ("#d55e00", "^"),
     "parse": ("#009e73", "D"),
     "smc": ("#cc79a7", "P"),
+    "semantic": ("#661100", "*"),
     "assisted": ("#a6761d", "X"),
     "best_of": ("#56b4e9", "<"),
     "majority": ("#b8860b", ">"),

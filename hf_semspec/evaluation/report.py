@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..bench.report import table as markdown_table
+from ..pages import markdown_table
 from .grids import Grid
 from .journal import Record
 
@@ -66,6 +66,7 @@ _COLUMNS: tuple[tuple[str, str, str | None, Callable[[Any], str]], ...] = (
     ("ess", "ESS", "ESS", _number(".2f")),
     ("full_accept_rate", "full accepts", "full\naccepts", _percent),
     ("kept_fraction", "kept", "kept", _percent),
+    ("segment_acceptance_rate", "segments that stand", "seg-\nments", _percent),
 )
 
 

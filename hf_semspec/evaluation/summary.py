@@ -158,6 +158,7 @@ def _figures(contender: Contender, records: Sequence[Record]) -> dict[str, float
         "collapses": totals["collapses"] if kind == "smc" else None,
         "full_accept_rate": _ratio(totals["full_accepts"], totals["answers"]),
         "kept_fraction": _ratio(totals["kept"], totals["written"]),
+        "segment_acceptance_rate": _ratio(totals["accepted_segments"], totals["segments"]),
         **{f"{name}_share": _share(totals, name) for name in ("target", "draft", "other") if kind != TARGET},
     }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..calls import Request
 from ..outputs import DecodingStats
-from . import easd, lossless, parse, smc
+from . import easd, lossless, parse, semantic, smc
 
 TOKEN_LEVEL: dict[str, parse.MakeReviser] = {"lossless": lossless.Rounds, "easd": easd.Rounds}
 SCHEMES: dict[str, Callable[[Request], tuple[Any, DecodingStats]]] = {
@@ -14,4 +14,5 @@ SCHEMES: dict[str, Callable[[Request], tuple[Any, DecodingStats]]] = {
     "easd": easd.decode,
     "parse": partial(parse.decode, revisers=TOKEN_LEVEL),
     "smc": smc.decode,
+    "semantic": partial(semantic.decode, revisers=TOKEN_LEVEL),
 }

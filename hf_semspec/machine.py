@@ -39,7 +39,7 @@ def commit() -> str | None:
     try:
         _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
         head = _git(folder, "rev-parse", "--short=12", "HEAD")
-        changed = _git(folder, "status", "--porcelain", "--", "..")
+        changed = _git(folder, "status", "--porcelain", "--", ".")
     except (OSError, subprocess.CalledProcessError):
         return None
     return head + ("+" if changed else "")

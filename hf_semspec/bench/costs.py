@@ -1,0 +1,79 @@
+"""What forwards of a pair cost, at the rows and widths that a forecast asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ..timing import Progress, forward_seconds, silent
+from .prediction import expected_tokens, speed_up
+from .rivals import Way
+from .subject import Subject
+
+Places = Iterable[tuple[int, int]]
+Seconds = dict[tuple[str, int, int], float]
+
+
+def measure_costs(
+    subject: Subject, target: Places, draft: Places, *, context: int, repeats: int, report: Progress = silent
+) -> Seconds:
+    """Median seconds of a forward behind a cached context: (`target` or `draft`, rows, width) -> seconds.
+
+    Args:
+        subject (`Subject`): the pair.
+        target, draft (`Iterable[tuple[int, int]]`): rows and tokens a row of the passes of either model.
+        context (`int`): tokens in the cache of every row.
+        repeats (`int`): timed turns.
+        report (`Callable[[str], None]`): told the turn.
+    """
+    models = {"target": subject.model, "draft": subject.draft}
+    wanted = [(role, *place) for role, places in (("target", target), ("draft", draft)) for place in sorted({*places})]
+    found: Seconds = {}
+    # One number of rows at a time: every pass has a cache of its own.
+    for rows in sorted({rows for _, rows, _ in wanted}):
+        here = [each for each in wanted if each[1] == rows]
+        passes = {f"{role} {width}": (models[role], width) for role, _, width in here}
+        seconds = forward_seconds(passes, batch=rows, context=context, repeats=repeats, report=report)
+        found |= {each: seconds[f"{each[0]} {each[2]}"] for each in here}
+    return found
+
+
+def needed(ways: Iterable[Way], batch: int) -> dict[str, list[tuple[int, int]]]:
+    """The passes that [`forecast`] of these ways asks for."""
+    target, draft = {(batch, 1)}, set()
+    for way in ways:
+        if way.length is not None and way.kind not in ("lookup", "ensemble"):
+            rows = (1 if way.alone else batch) * way.number
+            target.add((rows, way.length + 1))
+            draft.add((rows, 1))
+    return {"target": sorted(target), "draft": sorted(draft)}
+
+
+def forecast(
+    way: Way, batch: int, seconds: Mapping[tuple[str, int, int], float], acceptance: Mapping[str, float]
+) -> float | None:
+    """The speed-up over plain decoding of the batch that the way's forwards allow; `None` where no formula is known.
+
+    Known are drafting and verifying one chain (a of the mode, less what easd rejects) and smc.
+
+    Args:
+        way (`Way`): who.
+        batch (`int`): rows of the batch; a way that takes one prompt at a time is set against the whole batch.
+        seconds (`Mapping`): see [`measure_costs`].
+        acceptance (`Mapping[str, float]`): `greedy` and `sampling`: a; `easd`: the share of tokens that its rule
+            leaves of those that passed, at its default thresholds.
+    """
+    if way.length is None or way.kind not in ("assisted", "lossless", "easd", "smc"):
+        return None
+    if way.kind == "smc":
+        tokens = way.length + 1.0
+    elif way.number > 1:
+        return None
+    else:
+        keeps = acceptance["easd"] if way.keeps is None else way.keeps
+        tokens = expected_tokens(acceptance[way.mode] * keeps, way.length)
+    together = 1 if way.alone else batch
+    rows = together * way.number
+    step = seconds["target", batch, 1]
+    costs = seconds["target", rows, way.length + 1] / step, seconds["draft", rows, 1] / step
+    # Plain decoding's step is worth `batch` tokens, a round here `together` times its own.
+    return speed_up(tokens, way.length, *costs) * together / batch

@@ -1,0 +1,45 @@
+"""What the pages made from results share: tables, and where a number comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A markdown table, numbers aligned to the right after the first column."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
+
+
+def origin(meta: dict[str, Any]) -> str:
+    """One paragraph on a result of [`machine.describe`]: command, commit, date, versions, machine."""
+    machine = meta["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in meta["versions"].items() if number)
+    where = f"{machine['processor']}, {machine['cores']} cores, {machine['torch_threads']} torch threads"
+    if machine["accelerator"]:
+        where += f", {machine['accelerator']}"
+    return (
+        f"`{meta['command']}` at commit {meta['commit'] or 'unknown'} on {meta['date']}; Python {meta['python']}, "
+        f"{versions}; {where}."
+    )
+
+
+def marks(name: str = "measured") -> tuple[str, str]:
+    """The lines between which a page holds what is made from results."""
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+
+
+def write_between(text: str, page: Path, name: str = "measured") -> None:
+    """Replace what stands between the two marks of `name` in `page` by `text`.
+
+    Raises:
+        ValueError: the page lacks the marks.
+    """
+    first, last = marks(name)
+    head, begin, rest = page.read_text(encoding="utf-8").partition(first)
+    _, end, tail = rest.partition(last)
+    if not begin or not end:
+        raise ValueError(f"{page} has no lines {first!r} and {last!r} to write between.")
+    page.write_text(f"{head}{begin}\n{text}\n{end}{tail}", encoding="utf-8")
