@@ -14,7 +14,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from .notices import warn_once
-from .quantizations import MAKERS, check_quantization, missing_reader, quantization_config, quantize
+from .quantizations import (
+    MAKERS,
+    check_quantization,
+    default_dtype,
+    missing_reader,
+    quantization_config,
+    quantize,
+)
 from .self_drafts import first_layers, merged_state
 from .wrappers import inner_model
 
@@ -55,7 +62,7 @@ def load_draft(
             Where the draft lives. Default: the device of the model given, or transformers' own choice for a name.
         dtype (`torch.dtype`, *optional*):
             The dtype of what is not quantized, and the one quantized layers compute in. Default: that of the model
-            given; for a name that of its checkpoint, with quantized layers computing in bfloat16.
+            given; for a name that of its checkpoint, with bitsandbytes' 4-bit layers computing in bfloat16.
         kwargs:
             Passed to `from_pretrained` (`gguf_file`, `revision`, `trust_remote_code`, `attn_implementation`, ...).
 
@@ -98,10 +105,9 @@ def _load(
     kwargs: dict[str, Any],
 ) -> PreTrainedModel:
     """The model of a Hub id or a folder, quantized while it is loaded or right after."""
-    compute_dtype = dtype or torch.bfloat16
     options = dict(kwargs)
     if quantization is not None:
-        made = quantization_config(quantization, compute_dtype, device)
+        made = quantization_config(quantization, dtype or default_dtype(quantization), device)
         options |= {} if made is None else {"quantization_config": made}
     if device is not None:
         options["device_map"] = {"": device}
@@ -113,7 +119,7 @@ def _load(
             raise
         raise ImportError(missing) from error
     if quantization == "hqq":
-        quantize(draft, compute_dtype)
+        quantize(draft, draft.dtype)
     return draft.eval()
 
 

@@ -54,6 +54,12 @@ def check_quantization(name: str, kwargs: Mapping[str, Any]) -> None:
         raise ImportError(f'quantization="{name}" needs {package}: pip install {install}')
 
 
+def default_dtype(name: str) -> torch.dtype:
+    """What the layers of a model loaded by name compute in where nothing is said: bitsandbytes casts what comes in;
+    under the others the rest of the model, whose dtype is its checkpoint's, must agree."""
+    return torch.bfloat16 if MAKERS[name][0] == "bitsandbytes" else torch.float32
+
+
 def quantization_config(name: str, dtype: torch.dtype, device: Any) -> Any:
     """What `from_pretrained` is told; `None` for a quantization that is made after loading ([`quantize`]).
 

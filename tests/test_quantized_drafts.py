@@ -21,7 +21,7 @@ from tests.models import prompts, tiny, tokenizer
 pytestmark = WEAK_DRAFTS
 
 IDS = torch.arange(2, 12)[None]
-LENGTH = 10
+LENGTH = 6
 PROMPTS = prompts((3, 8))
 SCHEMES = tuple(kind for kind in EXACT if kind != "chains")
 # What a weight of 64 columns takes, in bits: its own, and a scale (and zero) for each block, group or row.
@@ -222,7 +222,10 @@ def test_a_folder_is_quantized_as_the_loaded_model_is(quantization: str, tmp_pat
     draft = load_draft(folder, quantization=quantization, dtype=torch.float32)
     assert torch.allclose(draft(IDS).logits, load_draft(target, quantization=quantization)(IDS).logits, atol=1e-4)
     assert draft.dtype == torch.float32
-    assert load_draft(folder, quantization=quantization, dtype=torch.bfloat16).dtype == torch.bfloat16
+    half = load_draft(folder, quantization=quantization, dtype=torch.bfloat16)
+    assert half.dtype == half(IDS).logits.dtype == torch.bfloat16
+    as_stored = load_draft(folder, quantization=quantization)
+    assert as_stored.dtype == as_stored(IDS).logits.dtype == torch.float32
     if quantization != "hqq":
         draft.save_pretrained(tmp_path / "packed")
         again = load_draft(tmp_path / "packed")
@@ -331,6 +334,8 @@ def test_float64_is_refused_before_anything_is_loaded(quantization: str) -> None
 @pytest.mark.quantized
 def test_four_bits_of_torchao_on_cuda_need_bfloat16() -> None:
     pytest.importorskip("torchao")
+    with pytest.raises(ValueError, match=r"dtype=torch\.bfloat16"):
+        load_draft("absent", quantization="torchao-int4", device="cuda")
     for device in (0, "cuda", torch.device("cuda:1")):
         with pytest.raises(ValueError, match=r"dtype=torch\.bfloat16"):
             quantizations.quantization_config("torchao-int4", torch.float16, device)

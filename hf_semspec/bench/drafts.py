@@ -9,6 +9,7 @@ import argparse
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -188,7 +189,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.stored is not None:
         result = json.loads(arguments.stored.read_text(encoding="utf-8"))
     else:
-        result = _run(arguments, " ".join(["python -m hf_semspec.bench.drafts", *argv]))
+        result = _run(arguments, shlex.join(["python", "-m", "hf_semspec.bench.drafts", *argv]))
     print(markdown(result))
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
