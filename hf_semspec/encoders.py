@@ -1,7 +1,6 @@
 """Encoder-decoders and prompts with images: which pairs of models can be drafted with, and what each of them reads
 beside text."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from .canvas import Canvas
 from .crossed import Encoded, Images, Positions, Source
 from .decoder import compute_device, keeps_no_tensors
 from .drafting import ChainGenerator
+from .wrappers import forward_parameters
 
 SCHEMES = ("lossless", "easd")
 PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
@@ -272,10 +272,10 @@ def _check_image_draft(model: Any, draft: Any) -> None:
 
 
 def _takes_states(model: Any) -> bool:
-    parameters = inspect.signature(model.forward).parameters
+    parameters = forward_parameters(model)
     return "encoder_outputs" in parameters and "decoder_input_ids" not in parameters
 
 
 def _passes_positions(model: Any) -> bool:
-    parameters = inspect.signature(model.forward).parameters
+    parameters = forward_parameters(model)
     return "position_ids" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
