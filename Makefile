@@ -60,9 +60,9 @@ lint: $(VENV)/.stamp
 types: $(VENV)/.stamp
 	$(BIN)/mypy
 
-# The pages as a site in out/site; a link that leads nowhere, or a page outside the menu, is an error.
+# The pages as a site in out/site; a link that leads nowhere, or a page outside the menu, is an error (--quiet would hide it).
 docs: $(VENV)/.stamp
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 notebook: $(VENV)/.stamp
 	$(RUN_TESTS) $(BIN)/python -m pytest -q --nbmake examples/tour.ipynb $(ARGS)
