@@ -155,9 +155,10 @@ def test_the_folder_is_data_and_ten_lines_of_code(tmp_path: Path) -> None:
 def test_the_code_of_the_card_runs(pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = pair
     folder = export(tmp_path / "recipe", "--target", "org/t", "--draft", "org/d")
-    models = {"org/t": target, "org/d": draft}
+    models, words = {"org/t": target, "org/d": draft}, tokenizer()
+    words.model_input_names = ["input_ids", "attention_mask"]
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda name, **_: models[name])
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda name: tokenizer())
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda name: words)
     card = (folder / "README.md").read_text().replace("THIS REPOSITORY OR FOLDER", str(folder))
     first, second = re.findall(r"^```python\n(.*?)^```", card, flags=re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
