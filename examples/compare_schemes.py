@@ -24,6 +24,7 @@ configs = {
     "lossless": SemSpecConfig("lossless", **length, do_sample=False),
     "easd": SemSpecConfig("easd", penalty=1.0, **length, do_sample=False),
     "parse": SemSpecConfig("parse", segment_tokens=18, **judge, **length, do_sample=False),
+    "semantic": SemSpecConfig("semantic", scorer="likelihood", segment_stop="\n", **length, do_sample=False),
     "smc": SemSpecConfig("smc", num_particles=4, num_draft_tokens=4, temperature=0.7, **length),
 }
 batches = [encode(tokenizer, [question], model.device) for question in questions(arguments, 3)]

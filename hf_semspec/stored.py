@@ -17,8 +17,8 @@ _INT64 = 1 << 63
 
 _INTEGERS = (
     *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "num_return_sequences", "top_k"),
-    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bos_token_id", "pad_token_id", "num_assistant_tokens"),
-    *("decoder_start_token_id", "forced_bos_token_id", "max_matching_ngram_size", "num_beam_groups"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_assistant_tokens", "max_matching_ngram_size"),
+    "num_beam_groups",
 )
 _NUMBERS = (
     *("temperature", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "max_time"),
@@ -29,7 +29,10 @@ _BOOLS = (
     *("do_sample", "use_cache", "return_dict_in_generate", "output_scores", "output_logits", "output_attentions"),
     *("output_hidden_states", "remove_invalid_values", "renormalize_logits", "is_assistant", "token_healing"),
 )
-_ID_LISTS = ("eos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")
+_ID_LISTS = (
+    *("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id"),
+    *("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"),
+)
 
 
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from transformers import (
 )
 
 import hf_semspec
-from hf_semspec import compatibility, drafts
+from hf_semspec import cli, compatibility, drafts
 from hf_semspec.bench import page as benchmarks
 from hf_semspec.pages import marks
 
@@ -66,6 +67,28 @@ def test_python_blocks_run(page, monkeypatch, tmp_path):
         exec(compile(block, page.name, "exec"), names)
 
 
+def commands(page: Path, program: str) -> list[str]:
+    """The lines of a page's console blocks that start `program`, continuation lines joined."""
+    found = re.findall(r"^```console\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    lines = "\n".join(found).replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.split()[:1] == [program]]
+
+
+def test_commands_of_the_pages_are_understood():
+    """Every option of every `hf-semspec` line exists, and every target of `make`."""
+    lines = [line for page in PAGES for line in commands(page, "hf-semspec")]
+    assert len(lines) > 3
+    for line in lines:
+        whole = line.replace("eval ...", "eval --model TARGET --task gsm8k --path FILE")
+        cli._parser().parse_args(shlex.split(whole)[1:])
+    targets = {
+        word for page in PAGES for line in commands(page, "make") for word in line.split()[1:] if "=" not in word
+    }
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "demo" in targets
+    assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
@@ -109,7 +132,7 @@ def test_the_index_of_papers_marks_every_value():
     assert rows
     known = r"^(paper|code|reviews|ours|not here)\b"
     assert not [row for row in rows if not re.match(known, row[1])]
-    schemes = set(re.findall(r"\[`(\w+)`\]\(methods/", text))
+    schemes = set(re.findall(r"^\[?`(\w+)`", text, flags=re.MULTILINE))  # a section begins with its scheme's name
     assert schemes == set(hf_semspec.configuration.SCHEME_CONFIGS)
 
 

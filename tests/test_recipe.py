@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, dynamic_module_utils
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, dynamic_module_utils
 
 import hf_semspec
 from hf_semspec import SemSpecConfig, cli, record_stats
@@ -18,7 +19,7 @@ from hf_semspec.recipe import REQUIREMENT, export_recipe
 from hf_semspec.sidecar import Sidecar
 
 from .helpers import Forwards, plain
-from .models import draft_of, prompts, tiny
+from .models import draft_of, prompts, tiny, tokenizer
 
 pytestmark = [pytest.mark.seam, pytest.mark.deprecated]
 FLAG = {"trust_remote_code": True}
@@ -149,6 +150,24 @@ def test_the_folder_is_data_and_ten_lines_of_code(tmp_path: Path) -> None:
     assert 'base_model: "org/t"' in card
     assert 'from_pretrained("org/d"' in card
     assert not [line for line in card.splitlines() if line.startswith("# not a heading")]
+
+
+def test_the_code_of_the_card_runs(pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = pair
+    folder = export(tmp_path / "recipe", "--target", "org/t", "--draft", "org/d")
+    models, words = {"org/t": target, "org/d": draft}, tokenizer()
+    words.model_input_names = ["input_ids", "attention_mask"]
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda name, **_: models[name])
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda name: words)
+    card = (folder / "README.md").read_text().replace("THIS REPOSITORY OR FOLDER", str(folder))
+    first, second = re.findall(r"^```python\n(.*?)^```", card, flags=re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    with record_stats() as stats:
+        exec(first, names)
+        text = names["out"]
+        exec(second, names)
+    assert [entry.scheme for entry in stats] == ["lossless"] * 2
+    assert torch.equal(text, names["out"])
 
 
 @pytest.mark.parametrize(
