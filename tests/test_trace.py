@@ -23,6 +23,8 @@ CONFIGS = {
     "chains": ("lossless", {"num_draft_tokens": 3, "num_chains": 3}),
     "easd chains": ("easd", {"num_draft_tokens": 3, "num_chains": 3, "trigger": "random", "trigger_rate": 0.3}),
     "auto": ("lossless", {"num_draft_tokens": "auto"}),
+    "ngram": ("lossless", {"num_draft_tokens": 3, "draft": "ngram"}),
+    "ngram first": ("lossless", {"draft": "ngram+model"}),
     "parse": (
         "parse",
         {**JUDGE, "max_redrafts": 2, "prefix_threshold": 0.3, "accept_threshold": 0.9, "revise_with": "easd"},
@@ -48,9 +50,8 @@ def run(target, draft, kind, *, call=None, lengths=LENGTHS, **fields):
     torch.manual_seed(fields.pop("seed", 3))
     config = SemSpecConfig(scheme, **{"trace": True, "max_new_tokens": 18, **own, **fields})
     inputs = prompts(lengths)
-    output = target.generate(
-        **inputs, **(call or {}), assistant_model=draft, tokenizer=tokenizer(), generation_config=config
-    )
+    models = {} if own.get("draft") == "ngram" else {"assistant_model": draft}
+    output = target.generate(**inputs, **(call or {}), **models, tokenizer=tokenizer(), generation_config=config)
     return output, inputs
 
 
