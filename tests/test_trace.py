@@ -11,6 +11,7 @@ from hf_semspec import EASDConfig, SemSpecConfig
 from hf_semspec.trace import COMMITTED, DROPPED, KINDS, Trace
 from hf_semspec.trace.recorder import Recorder
 
+from .encoder_models import encoder_decoder, sources
 from .helpers import JUDGE, WEAK_DRAFTS, check_identities, new_tokens, plain_rows
 from .models import draft_of, prompts, tiny, tokenizer
 
@@ -298,6 +299,24 @@ def test_saved_json_is_what_to_dict_says(target, draft, tmp_path):
     assert saved == output.trace.to_dict()
     kinds = [dict(zip(saved["event_fields"], event, strict=True))["kind"] for event in saved["rows"][0]["events"]]
     assert set(kinds) <= set(KINDS)
+
+
+@pytest.mark.parametrize("kind", ["lossless", "parse plain"])
+def test_a_draft_with_another_tokenizer_is_traced_in_the_targets_ids(target, draft, kind):
+    output, inputs = run(target, draft, kind, do_sample=True, call={"assistant_tokenizer": tokenizer(permute=3)})
+    check(output, inputs)
+    assert sum(row.counts()["drafted"] + row.counts()["written"] for row in output.trace.rows) > 0
+
+
+def test_an_encoder_decoder_is_traced():
+    """The prompt of its record is what the decoder began with."""
+    target = encoder_decoder("t5")
+    config = SemSpecConfig("easd", trace=True, max_new_tokens=12, num_draft_tokens=3)
+    output = target.generate(
+        **sources((4, 9, 6), seed=1), assistant_model=draft_of(target, "near"), generation_config=config
+    )
+    check(output, {"input_ids": output.sequences[:, :1]})
+    assert [row.prompt for row in output.trace.rows] == output.sequences[:, :1].tolist()
 
 
 def test_a_scheme_that_decides_by_the_segment_records_runs_and_spans():
