@@ -280,8 +280,8 @@ class TestTheOption:
         assert copy.deepcopy(config).trace is True
 
     def test_a_file_cannot_turn_it_on(self):
-        entry = {"semspec": {"scheme": "lossless"}, "trace": True}
-        assert SemSpecConfig.from_dict(entry).trace is False
+        with pytest.raises(ValueError, match="'trace' cannot be an entry"):
+            SemSpecConfig.from_dict({"semspec": {"scheme": "lossless"}, "trace": True})
 
     def test_a_scheme_config_takes_it_beside(self, target, draft):
         inputs = prompts((4,))
