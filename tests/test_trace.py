@@ -18,6 +18,7 @@ from .models import draft_of, prompts, tiny, tokenizer
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
 
 LENGTHS = (5, 3, 7)
+SEGMENTS = {"scorer": "none", "max_segment_tokens": 4, "segment_stop": None, "think_end": None}
 CONFIGS = {
     "lossless": ("lossless", {"num_draft_tokens": 3}),
     "easd": ("easd", {"num_draft_tokens": 3, "trigger": "random", "trigger_rate": 0.3}),
@@ -31,6 +32,12 @@ CONFIGS = {
         {**JUDGE, "max_redrafts": 2, "prefix_threshold": 0.3, "accept_threshold": 0.9, "revise_with": "easd"},
     ),
     "parse plain": ("parse", {**JUDGE, "draft_ngram": True, "boundary": "random"}),
+    "semantic": ("semantic", {**SEGMENTS, "top_k_accept": 20}),
+    "semantic bare": ("semantic", {**SEGMENTS, "top_k_accept": 25, "bonus": False, "salvage": True}),
+    "semantic revised": (
+        "semantic",
+        {**SEGMENTS, "top_k_accept": 15, "revise_with": "easd", "first_segment": "draft"},
+    ),
     "smc": ("smc", {"num_particles": 4, "num_draft_tokens": 3, "ess_threshold": 0.9}),
     "smc power": ("smc", {"num_particles": 3, "num_draft_tokens": 2, "power": 2.0}),
 }
@@ -200,6 +207,18 @@ def test_the_record_of_parse_is_its_verdicts(target, draft):
             )
         attempts += len(row.answers)
     assert attempts > len(row.answers)
+
+
+def test_the_record_of_semantic_is_its_segments(target, draft):
+    output, _ = run(target, draft, "semantic", do_sample=True)
+    seen = set()
+    for row, segments in zip(output.trace.rows, output.segments, strict=True):
+        assert [(span.start, span.stop) for span in row.spans] == [(one.start, one.end) for one in segments]
+        assert [span.numbers["rule"] for span in row.spans] == [one.rule for one in segments]
+        for span in row.spans:
+            assert row.events[span.next_event - 1].position == span.stop - 1
+        seen |= {one.rule for one in segments}
+    assert {"top_k", "rejected"} <= seen
 
 
 def test_the_record_of_smc_is_its_particles(target, draft):
