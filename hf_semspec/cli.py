@@ -56,6 +56,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_decoding(generate, required=True)
     generate.set_defaults(run=_generate)
 
+    trace = commands.add_parser("trace", help="decode a prompt with a scheme and save a page that shows every token")
+    _add_decoding(trace, required=False)
+    trace.add_argument("--out", required=True, metavar="PAGE.html", help="the page to write")
+    trace.add_argument("--json", metavar="FILE", help="write the same record as JSON too")
+    trace.set_defaults(run=_trace)
+
     bench = commands.add_parser("bench", help="speed and memory of every scheme and its rivals on your pair")
     advise = commands.add_parser("check", help="what your pair promises for each scheme, before anything is decoded")
     from .bench import command

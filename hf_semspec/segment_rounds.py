@@ -23,6 +23,7 @@ from .segment_text import TEXT_USE, Segment, TokenTexts, no_texts
 from .segment_turns import CheckTurn, Reader, Reading, RowShelf, Turn, Writing
 from .segments import accepted, leading_matches, score_ratio
 from .speculation import warn_of_low_acceptance
+from .trace.recorder import mark_segments
 from .verification import MakeReviser
 
 DRAFT, REVISE, FINISH, ENDED = "draft", "revise", "finish", "ended"
@@ -216,6 +217,8 @@ class SegmentRounds:
             if stands and starts[i] + draft.counts[i] >= limits[row]:  # no bonus was wanted
                 call.stats.rows[row].bonus -= 1
                 call.stats.rows[row].cut -= 1
+                if call.trace is not None:
+                    call.trace.without_next(row)
             if row not in goes_on:
                 self._end(row)
             elif stands:
@@ -330,4 +333,6 @@ class SegmentRounds:
         self.reviser.attach(output, stats)
         if not isinstance(output, torch.Tensor):
             output.segments = self.records.read()
+            if self.call.trace is not None:
+                mark_segments(output.trace, output.segments)
         return output, stats

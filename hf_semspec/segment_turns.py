@@ -159,7 +159,8 @@ class Reading:
         top_k: (rows,) bool, whether every token is among the k best; `None` if k is 0.
         log_p: (rows,) float64 sum of the tokens' log-probabilities; `None` if not asked for.
         features: (rows, size) sum of the last hidden states that predict the tokens; `None` if not asked for.
-        scores, logits: (rows, γ + 1, vocabulary) float32, processed and raw; `None` unless the caller wants them.
+        scores, logits: (rows, γ + 1, vocabulary) float32, processed and raw; `None` unless the caller wants them, or
+            a trace the processed ones.
         broken: () bool, whether the scores hold nan or a place without mass.
     """
 
@@ -248,7 +249,7 @@ class Reader:
         found: dict[str, torch.Tensor] = {"logits": raw.clone()} if call.logits.wanted else {}
         widths = [width + at for width in call.canvas.widths(rows)]
         scores = self.processors(raw.unsqueeze(1), call.canvas.shown, rows, widths).squeeze(1)
-        if call.scores.wanted:
+        if call.scores.wanted or call.trace is not None:
             found["scores"] = scores
         t = torch.arange(at, at + size, device=call.device)
         drafted, real = t < numbers, t <= numbers  # (rows, size)

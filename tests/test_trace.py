@@ -11,23 +11,33 @@ from hf_semspec import EASDConfig, SemSpecConfig
 from hf_semspec.trace import COMMITTED, DROPPED, KINDS, Trace
 from hf_semspec.trace.recorder import Recorder
 
+from .encoder_models import encoder_decoder, sources
 from .helpers import JUDGE, WEAK_DRAFTS, check_identities, new_tokens, plain_rows
 from .models import draft_of, prompts, tiny, tokenizer
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
 
 LENGTHS = (5, 3, 7)
+SEGMENTS = {"scorer": "none", "max_segment_tokens": 4, "segment_stop": None, "think_end": None}
 CONFIGS = {
     "lossless": ("lossless", {"num_draft_tokens": 3}),
     "easd": ("easd", {"num_draft_tokens": 3, "trigger": "random", "trigger_rate": 0.3}),
     "chains": ("lossless", {"num_draft_tokens": 3, "num_chains": 3}),
     "easd chains": ("easd", {"num_draft_tokens": 3, "num_chains": 3, "trigger": "random", "trigger_rate": 0.3}),
     "auto": ("lossless", {"num_draft_tokens": "auto"}),
+    "ngram": ("lossless", {"num_draft_tokens": 3, "draft": "ngram"}),
+    "ngram first": ("lossless", {"draft": "ngram+model"}),
     "parse": (
         "parse",
         {**JUDGE, "max_redrafts": 2, "prefix_threshold": 0.3, "accept_threshold": 0.9, "revise_with": "easd"},
     ),
     "parse plain": ("parse", {**JUDGE, "draft_ngram": True, "boundary": "random"}),
+    "semantic": ("semantic", {**SEGMENTS, "top_k_accept": 20}),
+    "semantic bare": ("semantic", {**SEGMENTS, "top_k_accept": 25, "bonus": False, "salvage": True}),
+    "semantic revised": (
+        "semantic",
+        {**SEGMENTS, "top_k_accept": 15, "revise_with": "easd", "first_segment": "draft"},
+    ),
     "smc": ("smc", {"num_particles": 4, "num_draft_tokens": 3, "ess_threshold": 0.9}),
     "smc power": ("smc", {"num_particles": 3, "num_draft_tokens": 2, "power": 2.0}),
 }
@@ -48,9 +58,8 @@ def run(target, draft, kind, *, call=None, lengths=LENGTHS, **fields):
     torch.manual_seed(fields.pop("seed", 3))
     config = SemSpecConfig(scheme, **{"trace": True, "max_new_tokens": 18, **own, **fields})
     inputs = prompts(lengths)
-    output = target.generate(
-        **inputs, **(call or {}), assistant_model=draft, tokenizer=tokenizer(), generation_config=config
-    )
+    models = {} if own.get("draft") == "ngram" else {"assistant_model": draft}
+    output = target.generate(**inputs, **(call or {}), **models, tokenizer=tokenizer(), generation_config=config)
     return output, inputs
 
 
@@ -200,6 +209,18 @@ def test_the_record_of_parse_is_its_verdicts(target, draft):
     assert attempts > len(row.answers)
 
 
+def test_the_record_of_semantic_is_its_segments(target, draft):
+    output, _ = run(target, draft, "semantic", do_sample=True)
+    seen = set()
+    for row, segments in zip(output.trace.rows, output.segments, strict=True):
+        assert [(span.start, span.stop) for span in row.spans] == [(one.start, one.end) for one in segments]
+        assert [span.numbers["rule"] for span in row.spans] == [one.rule for one in segments]
+        for span in row.spans:
+            assert row.events[span.next_event - 1].position == span.stop - 1
+        seen |= {one.rule for one in segments}
+    assert {"top_k", "rejected"} <= seen
+
+
 def test_the_record_of_smc_is_its_particles(target, draft):
     """Weights, ESS and ancestors round by round; the tokens of every particle, walked back, spell it."""
     output, inputs = run(target, draft, "smc", do_sample=True, num_return_sequences=2)
@@ -278,8 +299,8 @@ class TestTheOption:
         assert copy.deepcopy(config).trace is True
 
     def test_a_file_cannot_turn_it_on(self):
-        entry = {"semspec": {"scheme": "lossless"}, "trace": True}
-        assert SemSpecConfig.from_dict(entry).trace is False
+        with pytest.raises(ValueError, match="'trace' cannot be an entry"):
+            SemSpecConfig.from_dict({"semspec": {"scheme": "lossless"}, "trace": True})
 
     def test_a_scheme_config_takes_it_beside(self, target, draft):
         inputs = prompts((4,))
@@ -297,6 +318,24 @@ def test_saved_json_is_what_to_dict_says(target, draft, tmp_path):
     assert saved == output.trace.to_dict()
     kinds = [dict(zip(saved["event_fields"], event, strict=True))["kind"] for event in saved["rows"][0]["events"]]
     assert set(kinds) <= set(KINDS)
+
+
+@pytest.mark.parametrize("kind", ["lossless", "parse plain"])
+def test_a_draft_with_another_tokenizer_is_traced_in_the_targets_ids(target, draft, kind):
+    output, inputs = run(target, draft, kind, do_sample=True, call={"assistant_tokenizer": tokenizer(permute=3)})
+    check(output, inputs)
+    assert sum(row.counts()["drafted"] + row.counts()["written"] for row in output.trace.rows) > 0
+
+
+def test_an_encoder_decoder_is_traced():
+    """The prompt of its record is what the decoder began with."""
+    target = encoder_decoder("t5")
+    config = SemSpecConfig("easd", trace=True, max_new_tokens=12, num_draft_tokens=3)
+    output = target.generate(
+        **sources((4, 9, 6), seed=1), assistant_model=draft_of(target, "near"), generation_config=config
+    )
+    check(output, {"input_ids": output.sequences[:, :1]})
+    assert [row.prompt for row in output.trace.rows] == output.sequences[:, :1].tolist()
 
 
 def test_a_scheme_that_decides_by_the_segment_records_runs_and_spans():

@@ -90,7 +90,7 @@ class Span:
     Args:
         start, stop: columns of new text.
         label: what became of it, in a word or two.
-        stands: whether it is in the text.
+        stands: whether a draft for it, if there was one, was kept.
         numbers: what it was decided by.
         next_event: the place among the row's events of the first one after it.
     """

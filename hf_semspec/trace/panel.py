@@ -19,6 +19,11 @@ NAMES = {
     "untested": "draft never tested",
     "unkept": "cut off the draft's answer",
 }
+SEGMENT_NAMES = {
+    "rejected": "first token of a rejected segment",
+    "untested": "further token of a rejected segment",
+    "residual": "the target's in place of a rejected segment",
+}
 SMC_NAMES = {"accepted": "drafted by the particle", "bonus": "last of a block, by the target"}
 _HEADS = ("Event", "Token", "What happened", "Column", "Id", "Round", "log p", "log q", "H(p)", "H(q)", "Note")
 
@@ -30,7 +35,7 @@ class Panel:
     def __init__(self, trace: Trace, number: int, speller: Speller) -> None:
         self.trace, self.number, self.speller = trace, number, speller
         self.row: Row = trace.rows[number]
-        self.names = {**NAMES, **SMC_NAMES} if trace.scheme == "smc" else NAMES
+        self.names = {**NAMES, **{"smc": SMC_NAMES, "semantic": SEGMENT_NAMES}.get(trace.scheme, {})}
         if trace.settings.get("trigger") == "random":
             self.names = {**self.names, "triggered": "draft stopped by chance"}
         self.pieces = spell(self.row, speller)
@@ -167,7 +172,7 @@ class Panel:
             what = f"{span.stop - span.start} tokens, {span.label}"
             kind = "ok" if span.stands else "no"
             text = f"{'✓' if span.stands else '✗'} {span.label}"
-            stands = "kept" if span.stands else "cut"
+            stands = "stands" if span.stands else "a draft was rejected before"
             self._mark(
                 span.next_event, kind, text, f"{label}, {numbers}", [f"segment {number}", what, numbers, stands]
             )

@@ -50,6 +50,7 @@ class Recorder:
     def __init__(self, batch: int) -> None:
         self.log: list[list[Any]] = [[] for _ in range(batch)]  # of each row, in order: (round, place), answers, runs
         self.rounds: list[_Round] = []
+        self.unwanted: set[tuple[int, int]] = set()
 
     def block(
         self,
@@ -87,6 +88,10 @@ class Recorder:
         self.rounds.append(
             _Round(list(live), list(starts), committed, outcomes, counts, drafts, chain, stopped, numbers)
         )
+
+    def without_next(self, row: int) -> None:
+        """The last block of `row` ended with what was drafted: the token decided on behind it was not wanted."""
+        self.unwanted.add(self.log[row][-1])
 
     def answer(
         self,
@@ -136,13 +141,25 @@ class Recorder:
                     of_row = [None if values is None else values[which] for values in (drafts, stopped)]
                     offered, stop = (None if values is None else values[place] for values in of_row)
                     entry = self.rounds[which]
-                    row.events += _block_events(
+                    events = _block_events(
                         entry, place, offered, chains[which][place], stop, numbers[which][place], forwards
                     )
+                    row.events += events[:-1] if item in self.unwanted else events
                     forwards += 1
             row.events = [with_cut(event, length) for event in row.events]
             rows.append(row)
         return Trace(scheme, settings, rows)
+
+
+def mark_segments(trace: Trace, segments: Sequence[Sequence[Any]]) -> None:
+    """Put `segments`, for each row its [`outputs.SegmentRecord`]s, on `trace` as spans."""
+    for row, records in zip(trace.rows, segments, strict=True):
+        places = {event.position: i for i, event in enumerate(row.events) if event.kind in COMMITTED}
+        for one in records:
+            numbers: dict[str, float | str] = {"rule": one.rule}
+            numbers |= {"P̂": one.target_score, "Q̂": one.draft_score} if one.target_score == one.target_score else {}
+            label = f"{one.source}: {one.rule}"
+            row.spans.append(Span(one.start, one.end, label, one.rule != "rejected", numbers, places[one.end - 1] + 1))
 
 
 def with_cut(event: Event, length: int) -> Event:
