@@ -188,18 +188,21 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
     def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
         """Draft for each chain of the rows `live` and leave the ids on `canvas` behind the rows' tokens.
 
-        All rows go along with the one that is to get most; what a row gets past its own count is not valid.
+        All rows go along with the one that is to get most; what a row gets past its own count is not valid. One that
+        is to get nothing, since it is past the draft's context or else, is not read for its own sake.
         """
         num_tokens = max(counts)
         lengths = self.lengths(canvas, live)
-        back = max(length - filled for length, filled in zip(lengths, self.filled, strict=True))
+        gaps = [length - filled for length, filled in zip(lengths, self.filled, strict=True)]
+        back = max(gap for gap, count in zip(gaps, counts, strict=True) if count)
         ids = self.read(canvas, live, back)
         expand = self.chains > 1 and self.decoder.cache.batch == len(live) and not self.decoder.cache.is_filled
         if expand:
             ids = ids[:: self.chains]
         drafted, laws, peaks = [], [], []
         for t in range(num_tokens):
-            ends = [length + t for length in lengths for _ in range(1 if expand else self.chains)]
+            # A row without room goes along in the last column: what it gets is not valid.
+            ends = [min(length + t, self.context) for length in lengths for _ in range(1 if expand else self.chains)]
             logits = self.decoder.feed(ids, ends, keep=1)
             if expand:
                 chain_rows = [row for row in range(len(live)) for _ in range(self.chains)]
@@ -216,7 +219,8 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
             drafted.append(tokens)
             peaks.append(peak)
             laws.append(log_q)
-        self.filled = [length + num_tokens - 1 for length in lengths]
+        read = [length + num_tokens - 1 for length in lengths]
+        self.filled = [filled if gap > back else new for filled, gap, new in zip(self.filled, gaps, read, strict=True)]
         draft = self._draft(drafted, peaks, laws, counts)
         canvas.write(live, 0, draft.ids)
         return draft

@@ -74,7 +74,12 @@ EASD_CONFIGS = st.builds(
     trigger_rate=st.floats(0, 1),
     calibrated_for=st.none() | st.just(CALIBRATED),
 )
-LOSSLESS_CONFIGS = st.builds(LosslessConfig, num_draft_tokens=COUNTS | st.just("auto"), num_chains=COUNTS)
+LOSSLESS_CONFIGS = st.builds(LosslessConfig, num_draft_tokens=COUNTS | st.just("auto"), num_chains=COUNTS) | st.builds(
+    LosslessConfig,
+    num_draft_tokens=COUNTS,
+    draft=st.sampled_from(["ngram", "ngram+model"]),
+    max_ngram=st.integers(1, 16),
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["inf", "-inf"]),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),

@@ -44,8 +44,7 @@ configs = st.builds(
 def test_defaults_are_the_ones_on_record() -> None:
     stored = SemSpecConfig("parse").semspec
     assert stored == PARSEConfig().to_dict()
-    lossless = {"scheme": "lossless", "num_draft_tokens": 5, "num_chains": 1, "compile_draft": False}
-    assert stored["revise_with"] == lossless
+    assert stored["revise_with"] == LosslessConfig().to_dict()
     assert (stored["accept_threshold"], stored["prefix_threshold"], stored["segment_tokens"]) == (0.9, 0.7, 48)
     assert stored["max_redrafts"] == 0
     json.dumps(stored, allow_nan=False)

@@ -236,12 +236,15 @@ def test_ui42_smc_draws_from_the_target_where_the_draft_cannot_read() -> None:
     target, draft = tiny("llama", 0), tiny("llama", 1, positions=24)
     inputs = prompts((26, 30), seed=1)
     fields = {"do_sample": True, "max_new_tokens": 12, "return_dict_in_generate": True}
-    output = assisted(target, draft, inputs, "smc", **fields)
+    with caught() as messages:
+        output = assisted(target, draft, inputs, "smc", **fields)
+    assert len([message for message in messages if "context of 24" in message]) == 1
     assert output.stats.drafted == output.stats.draft_forwards == 0
     assert not output.log_weights.any()
     assert output.particles.unique(dim=1).shape[1] > 1
     shorter = prompts((18, 30), seed=1)
-    mixed = assisted(target, draft, shorter, "smc", ess_threshold=0.0, **fields)
+    with caught():
+        mixed = assisted(target, draft, shorter, "smc", ess_threshold=0.0, **fields)
     assert mixed.log_weights[0].any()
     assert not mixed.log_weights[1].any()
     check_identities(mixed.stats, [12, 12])
