@@ -28,6 +28,7 @@ class CachedModel:
         self.model = model
         self.cache = RaggedCache(batch)
         self.last_position = max(last_position, 0)
+        self.cache.longest = self.last_position + 64 & ~63  # kernels like even sizes
         self.windows = attention_windows(model)
         self.cache_name = cache_argument(model)
         self.keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
