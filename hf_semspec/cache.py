@@ -113,13 +113,15 @@ class RaggedCache(Cache):
     """A cache of `batch` rows of unequal length.
 
     Before a forward, `plan` says where its block goes; afterwards nothing has to be cropped: columns past a row's own
-    length hold leftovers that no mask shows.
+    length hold leftovers that no mask shows. Buffers double until they hold `longest` columns, the most that text will
+    need, where that is known.
     """
 
     def __init__(self, batch: int, capacity: int = 64) -> None:
         super().__init__(layers=[])
         self.batch = batch
         self.capacity = capacity
+        self.longest = 0
         self.start = 0
         self.end = 0
         self.columns: torch.Tensor | None = None
@@ -132,6 +134,8 @@ class RaggedCache(Cache):
         self._slots.clear()
         while self.capacity < end:
             self.capacity *= 2
+            if self.capacity > self.longest >= end:
+                self.capacity = self.longest
 
     def slots(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Row (batch, 1) and column (batch, width) indices of the planned block on `device`."""

@@ -35,6 +35,7 @@ class CachedModel:
         self.source = source or Source(RaggedCache(batch))
         self.cache = self.source.cache
         self.last_position = max(last_position, 0)
+        self.cache.longest = self.last_position + 64 & ~63  # kernels like even sizes
         self.windows = attention_windows(model)
         self.cache_name = cache_argument(model)
         self.keeps_logits = "logits_to_keep" in forward_parameters(model)

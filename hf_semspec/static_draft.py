@@ -33,7 +33,7 @@ class StaticDraft(MappedModel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.cache.capacity = CAPACITY
+        self.cache.capacity = min(CAPACITY, self.cache.longest)
         self._step: _Step | None = None
 
     def _run(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
