@@ -9,10 +9,8 @@ from transformers import GenerationConfig
 from .cache import ROLLBACK_LAYER_TYPES, text_config
 from .decoder import takes_masks
 from .drafts import check_vocabularies
-from .encoders import check_encoders, decodes_encoded
+from .encoders import PLAINLY, check_encoders, decodes_encoded
 from .notices import warn_once
-
-PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
 
 # option -> the value (or a test of it) that means it is off
 _REFUSED: dict[str, tuple[Any, ...]] = {

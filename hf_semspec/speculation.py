@@ -69,9 +69,7 @@ class Speculation:
     def begin(cls, request: Request, with_laws: bool = False) -> "Speculation":
         """A whole call: all rows, with the request's draft model, up to the first token."""
         call = CallState(request, request.scheme.num_chains)
-        drafter = chain_generator(call, request.scheme, with_laws)
-        call.sources.show_images(drafter, call.canvas)
-        state = cls(call, call.target(), drafter, with_laws=with_laws)
+        state = cls(call, call.target(), chain_generator(call, request.scheme, with_laws), with_laws=with_laws)
         state.prefill(call.inputs.cached)
         return state
 
@@ -257,7 +255,7 @@ def chain_generator(
 ) -> ChainGenerator:
     """Drafts of the request's draft model for `call`, as the token-level scheme `config` wants them."""
     request = call.request
-    return ChainGenerator(
+    drafter = ChainGenerator(
         request.draft,
         int(text_config(request.model).vocab_size),
         Processors(request.processors).copies(),
@@ -271,6 +269,8 @@ def chain_generator(
         decoder=decoder,
         source=None if decoder is not None else call.sources.of_draft(),
     )
+    call.sources.show_images(drafter, call.canvas)
+    return drafter
 
 
 def read_on_host(values: torch.Tensor) -> list[list[int]]:
