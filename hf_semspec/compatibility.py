@@ -9,7 +9,7 @@ from .cache import ROLLBACK_LAYER_TYPES, text_config
 from .decoder import takes_masks
 from .drafters import asks_for_model
 from .drafts import check_vocabularies, vocabulary_size
-from .encoders import check_encoders, decodes_encoded
+from .encoders import PLAINLY, check_encoders, decodes_encoded
 from .foreign import shared_tokens
 from .judging import find_tokenizer
 from .notices import warn_once
@@ -18,8 +18,6 @@ from .segment_text import TEXT_USE
 from .static_draft import check_static
 from .unsupported import STOCK_CALLS, other_kind
 from .wrappers import forward_parameters, prompt_adapter
-
-PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
 
 # option -> the value (or a test of it) that means it is off
 _REFUSED: dict[str, tuple[Any, ...]] = {

@@ -128,6 +128,7 @@ class CrossCache(RaggedCache):
         self.hidden = hidden
         self.mask = mask
         self.pair = paired_caches(self, [])
+        self.keeps_first = False  # the states of the rows that the first forward had, for the cache that is returned
         self.first: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._order: torch.Tensor | None = None
 
@@ -156,7 +157,8 @@ class CrossCache(RaggedCache):
         """Keep `rows` (indices into the batch, repeats allowed) in that order; frees the others."""
         super().select(rows)
         crossed = cross_states(self.pair)
-        self.first = self.first or crossed
+        if self.keeps_first:
+            self.first = self.first or crossed
         self.hidden, self.mask, crossed = self._chosen(rows)
         self.pair = paired_caches(self, crossed)
 

@@ -42,45 +42,41 @@ def decodes_encoded(model: Any) -> bool:
 
 
 def check_encoders(model: Any, draft: Any, scheme: Any) -> None:
-    """Refuse pairs of which one has an encoder and the other cannot read what it reads; `draft` may be `None`.
+    """Refuse pairs of which one has an encoder and the other cannot read what it reads.
+
+    Args:
+        draft: `None` for a scheme that drafts without a model.
 
     Raises:
         ValueError: names the model and the way out.
     """
-    if not all(one is None or hasattr(one, "config") for one in (model, draft)):
-        return
     target_name, draft_name = type(model).__name__, type(draft).__name__
+    with_model = hasattr(draft, "config")
     if not model.config.is_encoder_decoder:
-        if draft is not None and decodes_encoded(draft):
+        if with_model and decodes_encoded(draft):
             raise ValueError(
                 f"the draft model {draft_name} reads what an encoder has read, and the target {target_name} has no "
                 "encoder: pass another draft"
             )
         return
-    family = model.config.model_type
     if scheme.name not in SCHEMES:
         raise ValueError(
             f"{scheme.name} does not support encoder-decoders, and the target model {target_name} is one: use "
             f"lossless or easd, or {PLAINLY}"
         )
-    if family not in POSITIONS:
-        raise ValueError(
-            f"the target model {target_name} is an encoder-decoder of type {family!r}, which semspec does not "
-            f"support yet ({', '.join(POSITIONS)} are): {PLAINLY}"
-        )
-    if draft is None:
-        return
-    if not decodes_encoded(draft):
+    if with_model and not decodes_encoded(draft):
         raise ValueError(
             f"the draft model {draft_name} has no encoder, and the target {target_name} is an encoder-decoder: pass a "
             "smaller model of its kind as the draft"
         )
-    if draft.config.model_type not in POSITIONS:
-        raise ValueError(
-            f"the draft model {draft_name} is an encoder-decoder of type {draft.config.model_type!r}, which semspec "
-            f"does not support yet ({', '.join(POSITIONS)} are): pass another draft"
-        )
-    _check_same_inputs(model, draft)
+    for role, one, way_out in (("target", model, PLAINLY), ("draft", draft, "pass another draft"))[: 1 + with_model]:
+        if one.config.model_type not in POSITIONS:
+            raise ValueError(
+                f"the {role} model {type(one).__name__} is an encoder-decoder of type {one.config.model_type!r}, "
+                f"which semspec does not support yet ({', '.join(POSITIONS)} are): {way_out}"
+            )
+    if with_model:
+        _check_same_inputs(model, draft)
 
 
 def _check_same_inputs(model: Any, draft: Any) -> None:
@@ -145,7 +141,11 @@ class Sources:
         """For the model that decides; `None` for text alone."""
         if self.images:
             return Images(len(self.request.input_ids), self.images)
-        return None if self.hidden is None else self._encoded(self.request.model, self.hidden)
+        if self.hidden is None:
+            return None
+        source = self._encoded(self.request.model, self.hidden)
+        source.cache.keeps_first = bool(self.request.generation_config.return_dict_in_generate)
+        return source
 
     def of_draft(self) -> Source | None:
         """For the draft model, whose own encoder runs here, once; `None` for text alone."""
@@ -183,8 +183,8 @@ class Sources:
                     "encoder-decoders: leave it out"
                 )
         if own is not None and not bool((own != 0).all()):
-            for one in (self.request.model, self.request.draft):
-                if one is not None and POSITIONS[one.config.model_type] == "counted":
+            for one in filter(None, (self.request.model, self.request.draft)):
+                if POSITIONS[one.config.model_type] == "counted":
                     raise ValueError(
                         f"decoder_attention_mask hides tokens, and {type(one).__name__} counts them in its positions: "
                         "pass prompts of equal length for the decoder, without padding"
@@ -206,12 +206,9 @@ class Sources:
         if "pixel_values" not in self.images and "mm_encoder_outputs" not in self.images:
             self.images = {}
             return
-        if any(kwargs[name].get_seq_length() for name in _CACHES if kwargs.get(name) is not None):
-            raise ValueError("images beside a filled cache are not supported by semspec: pass the whole prompt alone")
-        if request.draft is None:
-            return
-        _check_image_draft(request.model, request.draft)
-        if not self.draft_images:
+        if request.draft is not None:
+            _check_image_draft(request.model, request.draft)
+        if request.draft is not None and not self.draft_images:
             raise ValueError(
                 "mm_encoder_outputs was passed without the images, which the draft has to encode for itself: pass "
                 "pixel_values instead"

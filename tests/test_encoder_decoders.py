@@ -8,17 +8,33 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch.nn import functional
-from transformers import PreTrainedModel, WhisperForCausalLM
+from transformers import LogitsProcessorList, PreTrainedModel, SuppressTokensAtBeginLogitsProcessor, WhisperForCausalLM
 
 from hf_semspec import SemSpecConfig, encoders, record_stats
 from hf_semspec.drafts import weight_bytes
 from tests.encoder_models import FAMILIES, FRAMES, encoder_decoder, one_of, sources, speech, whisper
-from tests.helpers import CACHE, TESTING, WEAK_DRAFTS, Forwards, assisted, exact, first_occurrence, plain, states
+from tests.helpers import (
+    CACHE,
+    TESTING,
+    VERSION,
+    WEAK_DRAFTS,
+    Forwards,
+    assisted,
+    exact,
+    first_occurrence,
+    plain,
+    states,
+)
 from tests.models import DRAFTS, PAD, draft_of, prompts, tiny
 from tests.statistics import deviations
 
-pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
+pytestmark = [
+    pytest.mark.seam,
+    WEAK_DRAFTS,
+    pytest.mark.filterwarnings("ignore:The target scores"),
+]
 
 model = functools.cache(encoder_decoder)
 speaker = functools.cache(whisper)
@@ -259,6 +275,13 @@ def test_easd_triggers_on_an_encoder_decoder() -> None:
     assert int(output.triggers.sum()) == sum(row.triggered for row in output.stats.rows)
 
 
+def test_the_draft_may_have_another_dtype_vocabulary_or_family() -> None:
+    target, inputs = model("t5"), sources(RAGGED, seed=1)
+    reference = plain_rows(target, inputs, max_new_tokens=12)
+    for draft in (draft_of(target, "near").float(), encoder_decoder("t5", vocab=90), model("bart")):
+        assert torch.equal(assisted(target, draft, inputs, max_new_tokens=12), reference)
+
+
 @pytest.mark.parametrize("family", KINDS)
 def test_a_forward_reads_no_encoder_weights(family: str) -> None:
     target = model(family)
@@ -302,6 +325,22 @@ def test_whisper_transcribes_long_audio_segment_by_segment() -> None:
             output = assisted(target, draft_of(target, "near"), inputs, call=call, max_new_tokens=12)
         assert torch.equal(output, reference)
         assert len(stats) > 1
+
+
+@LOGS
+def test_what_whisper_drops_beside_a_draft_can_be_passed_as_a_processor() -> None:
+    target, inputs = copy.deepcopy(speaker()), speech(1)
+    draft = draft_of(target, "near")
+    free = plain(target, inputs, max_new_tokens=12)
+    first = int(free[0, 0])
+    target.generation_config.begin_suppress_tokens = [first]
+    reference = plain(target, inputs, max_new_tokens=12)
+    assert int(reference[0, 0]) != first
+    if Version("5.24.dev0") <= VERSION:
+        assert torch.equal(assisted(target, draft, inputs, max_new_tokens=12), free)
+    kept = LogitsProcessorList([SuppressTokensAtBeginLogitsProcessor([first], 1, device="cpu")])
+    output = assisted(target, draft, inputs, call={"logits_processor": kept}, max_new_tokens=12)
+    assert torch.equal(output, reference)
 
 
 @LOGS

@@ -1,16 +1,18 @@
 """Prompts with images for a Llava under lossless and easd: plain decoding's text, images read once by each model, one
 early error where the draft cannot read them."""
 
+import copy
 import functools
 from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from transformers import PreTrainedModel
 
 from hf_semspec import SemSpecConfig
 from tests.encoder_models import IMAGE, llava, one_of, pictures
-from tests.helpers import CACHE, TESTING, VERSION, WEAK_DRAFTS, Forwards, Version, assisted, exact, plain, states
+from tests.helpers import CACHE, TESTING, VERSION, WEAK_DRAFTS, Forwards, assisted, exact, plain, states
 from tests.models import DRAFTS, PAD, draft_of, prompts, tiny
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
@@ -164,6 +166,13 @@ def refuses_images(draft: PreTrainedModel, message: str, config: SemSpecConfig) 
     with Forwards(target, draft, *parts) as forwards, pytest.raises(ValueError, match=message):
         target.generate(**pictures(ONE), assistant_model=draft, generation_config=config)
     assert forwards.calls == 0
+
+
+def test_images_for_other_models_are_refused_by_name() -> None:
+    target = copy.deepcopy(model())
+    target.config.model_type = "qwen2_vl"
+    with pytest.raises(ValueError, match="does not support the model input pixel_values"):
+        assisted(target, draft_of(target, "near"), pictures(ONE), max_new_tokens=4)
 
 
 def test_features_without_their_images_are_refused() -> None:
