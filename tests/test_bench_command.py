@@ -270,7 +270,14 @@ class TestProfile:
         assert [row["name"] for row in rows] == list(schemes)
         for row in rows:
             parts = row["milliseconds"]
-            assert {profiling.DRAFT, profiling.TARGET, profiling.OTHER, "host read", "ids"} <= parts.keys()
+            assert {
+                profiling.DRAFT,
+                profiling.TARGET,
+                profiling.LOOP,
+                profiling.PREPARES,
+                "host read",
+                "laws",
+            } <= parts.keys()
             inside = (profiling.DRAFT, profiling.TARGET, profiling.WRITES)
             outside = sum(value for part, value in parts.items() if part not in inside)
             assert row["outside"] == pytest.approx(outside / sum(parts.values()))

@@ -286,7 +286,7 @@ class TestResuming:
 
     def test_a_finished_run_is_reported_without_loading_anything(self, pair, task, tmp_path, monkeypatch):
         one = call(pair, task, "lossless", batch_size=3, out=tmp_path)
-        monkeypatch.setattr(evaluate_module_of(), "_load", lambda *a: pytest.fail("loaded"))
+        monkeypatch.setattr(evaluate_module_of(), "load_pair", lambda *a: pytest.fail("loaded"))
         two = call(pair, task, "lossless", batch_size=3, out=tmp_path)
         assert two.rows == one.rows
 
@@ -424,7 +424,7 @@ class TestCommand:
     def test_mistakes_are_one_line_before_a_model_is_loaded(
         self, folders, tmp_path, capsys, monkeypatch, extra, message
     ):
-        monkeypatch.setattr(evaluate_module_of(), "_load", lambda *a: pytest.fail("loaded"))
+        monkeypatch.setattr(evaluate_module_of(), "load_pair", lambda *a: pytest.fail("loaded"))
         assert cli.main([*arguments(folders, "--out", tmp_path / "out"), *extra]) == 2
         err = capsys.readouterr().err
         assert message in err

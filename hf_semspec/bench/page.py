@@ -10,7 +10,7 @@ from typing import Any
 from ..pages import markdown_table, origin, write_between
 from . import report
 from .pictures import plot_lines
-from .profiling import DRAFT, OTHER, PARTS, TARGET
+from .profiling import DRAFT, PARTS, PREPARES, TARGET
 from .results import HEADER, agreement_line, cells, shown_rows, title_of, with_interval
 
 GOALS, PAIRS, SCALING, PROFILE, BEFORE = "goals", "pairs", "scaling", "profile", "profile_before"
@@ -218,8 +218,8 @@ def _profiles(result: dict[str, Any], before: dict[str, Any] | None) -> str:
     point = result["points"][0]
     about = f"{title_of(point['subject'])}, {point['new_tokens']} new tokens"
     note = (
-        f"Milliseconds a round, {about}; prefill and what `generate` prepares are dealt out to the rounds; without "
-        "rounds, of the call. The cache is written inside the forwards: that part is taken out of them, and counts as "
+        f"Milliseconds a round, {about}; prefill and all else of the call is dealt out to the rounds; without rounds, "
+        "it is of the call. The cache is written inside the forwards: that part is taken out of them, and counts as "
         "theirs in the last row."
     )
     text = f"{origin(result['meta'])}\n\n{note}\n\n{_profile(point['rows'])}"
@@ -229,7 +229,7 @@ def _profiles(result: dict[str, Any], before: dict[str, Any] | None) -> str:
 
 
 def _profile(rows: Sequence[dict[str, Any]]) -> str:
-    parts = [DRAFT, TARGET, *PARTS, OTHER]
+    parts = [DRAFT, TARGET, *PARTS, PREPARES]
     known = [part for part in parts if any(part in row["milliseconds"] for row in rows)]
     table = [
         [part, *(f"{row['milliseconds'][part]:.2f}" if part in row["milliseconds"] else "" for row in rows)]

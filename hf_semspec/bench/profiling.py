@@ -17,7 +17,8 @@ from .accounting import wait
 from .rivals import wanted_way
 from .subject import Subject
 
-DRAFT, TARGET, OTHER, WRITES = "draft forwards", "target forwards", "the rest of the loop", "cache writes"
+DRAFT, TARGET, WRITES = "draft forwards", "target forwards", "cache writes"
+LOOP, PREPARES = "the rest of the loop", "`generate` prepares"
 # Part -> what is timed for it, as module:name or module:class.name. A part's time is its own: what it calls that has
 # a part too is not counted twice. The cache is written inside the forwards, and taken out of them here.
 PARTS: dict[str, tuple[str, ...]] = {
@@ -38,12 +39,15 @@ PARTS: dict[str, tuple[str, ...]] = {
         "drafting:ChainGenerator._pick",
         "drafting:ParticleGenerator._pick",
     ),
+    "laws": ("speculation:Speculation._score", "blocks:Particles._score", "drafting:ChainGenerator._draft"),
     "acceptance": ("schemes.lossless:accept", "schemes.easd:accept"),
     "entropies": ("schemes.easd:uncertain_agreements",),
     "weights and resampling": ("schemes.smc:log_increments", "schemes.smc:resample", "schemes.smc:log_normaliser"),
+    "output": ("call_state:CallState.output", "population:Population.output"),
     "host read": ("speculation:read_on_host", "population:read_on_host", "blocks:read_on_host"),
     "ends": ("stopping:StopRules.cut",),
     "commit": ("speculation:Speculation.commit", "population:Population.commit"),
+    LOOP: ("integration:generation_utils.GenerationMixin._semspec_decoding",),
 }
 
 
@@ -159,7 +163,7 @@ def profile(
             report(f"profile of {way.name}, call {max(turn + 1, 0)} of {repeats}")
             torch.manual_seed(seed)
             with clocked(subject) as clock:
-                clock.enter(OTHER)
+                clock.enter(PREPARES)
                 output = way.decode(given, new_tokens)
                 clock.leave()
             if turn >= 0:
