@@ -213,6 +213,8 @@ class Sources:
                 "mm_encoder_outputs was passed without the images, which the draft has to encode for itself: pass "
                 "pixel_values instead"
             )
+        if any(kwargs[name].get_seq_length() for name in _CACHES if kwargs.get(name) is not None):
+            raise ValueError("images beside a filled cache are not supported by semspec: pass the whole prompt alone")
 
     def _encoded(self, model: Any, hidden: torch.Tensor) -> Encoded:
         device, batch, nested = compute_device(model), len(self.request.input_ids), model.config.is_encoder_decoder

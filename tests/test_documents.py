@@ -192,6 +192,7 @@ def test_a_schemes_page_lists_its_fields_with_their_defaults(name):
     assert list(rows) == [field.name for field in fields]
     for field in fields:
         default = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)
+        default = default.replace("\n", "\\n")
         if field.default_factory is not dataclasses.MISSING:
             default = f'"{field.default_factory().name}"'
         said = rows[field.name].strip("`").replace("'", '"')

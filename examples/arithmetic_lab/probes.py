@@ -25,7 +25,7 @@ def main() -> None:
     """Train for both kinds of labels, from the same continuations, and print what held-out prompts say."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("out/probes"), metavar="DIR", help="keeps the continuations")
-    parser.add_argument("--problems", type=int, default=120, metavar="N", help="problems (default 120)")
+    parser.add_argument("--problems", type=int, default=200, metavar="N", help="problems (default 200)")
     parser.add_argument("--prefixes", type=int, default=4, metavar="N", help="prefixes a problem (default 4)")
     parser.add_argument("--continuations", type=int, default=20, metavar="M", help="a prefix and model (default 20)")
     parser.add_argument("--out", type=Path, default=HERE / "probes", metavar="DIR")

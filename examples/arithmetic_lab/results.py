@@ -25,6 +25,7 @@ LINE = 9  # tokens of one step
 ASKED = 'judge_prompt="?",full_judge_prompt="?",labels=["Y","N"]'
 PERCENTILES, OVERLAPS = (75, 90, 95, 98), (0.4, 0.6, 0.8, 1.0)
 SAMPLED = ["--temperature", "0.7", "--seeds", "0", "1", "2"]
+SAMPLING: dict[str, Any] = {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 1.0}
 
 
 def calibrate(out: Path, limit: int) -> dict[str, Any]:
@@ -97,8 +98,68 @@ def parse(found: dict[str, Any], **fields: Any) -> str:
     return f"parse:{ASKED}," + ",".join(f"{name}={value}" for name, value in options.items())
 
 
+def semantic(**fields: Any) -> str:
+    """A semantic contender whose segments are lines."""
+    options = {"segment_stop": '"\\n"', "max_segment_tokens": 12, "think_end": "null"} | fields
+    return "semantic:" + ",".join(f"{name}={value}" for name, value in options.items())
+
+
+def segment_rates(out: Path, limit: int) -> dict[str, float]:
+    """The share of segments that the probe lets stand on the calibration problems, greedily and at temperature 0.7,
+    the rate of the random control; kept in `semantic.json`."""
+    file = out / "semantic.json"
+    if not file.exists():
+        tokenizer = AutoTokenizer.from_pretrained(HERE / "target", padding_side="left")
+        target, draft = (
+            AutoModelForCausalLM.from_pretrained(HERE / role, dtype=torch.float32).eval()
+            for role in ("target", "draft")
+        )
+        lines = (HERE / "calibration.jsonl").read_text(encoding="utf-8").splitlines()[:limit]
+        chats = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
+        texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+        rates = {}
+        for name, sampling in (("greedy", {"do_sample": False}), ("sampled", SAMPLING)):
+            config = SemSpecConfig(
+                "semantic",
+                probe=str(HERE / "probes" / "cross"),
+                segment_stop="\n",
+                max_segment_tokens=12,
+                think_end=None,
+                max_new_tokens=104,
+                **sampling,
+            )
+            torch.manual_seed(0)
+            with record_stats() as calls:
+                for first in range(0, len(texts), 50):
+                    part = texts[first : first + 50]
+                    inputs = tokenizer(part, add_special_tokens=False, padding=True, return_tensors="pt")
+                    target.generate(**inputs, assistant_model=draft, generation_config=config, tokenizer=tokenizer)
+            rates[name] = sum(call.accepted_segments for call in calls) / sum(call.segments for call in calls)
+        file.write_text(json.dumps(rates, indent=1) + "\n", encoding="utf-8")
+    return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def semantic_runs(rates: dict[str, float]) -> dict[str, list[str]]:
+    """The arguments of the runs of `semantic` and its controls, by their names."""
+    cross, own = (_shown(f"probes/{labels}") for labels in ("cross", "own"))
+    found = {}
+    for name, mode, rate in (("semantic", [], "greedy"), ("semantic_sampled", [*SAMPLED[:2]], "sampled")):
+        contenders = [
+            f"cross={semantic(probe=cross)}",
+            f"cross_draft_first={semantic(probe=cross, first_segment='draft')}",
+            f"cross_lossless={semantic(probe=cross, revise_with='lossless')}",
+            f"own={semantic(probe=own)}",
+            f"likelihood={semantic(scorer='likelihood')}",
+            f"top_2={semantic(scorer='none', top_k_accept=2)}",
+            f"random={semantic(scorer='random', accept_rate=round(rates[rate], 4))}",
+            f"always={semantic(scorer='random', accept_rate=1)}",
+        ]
+        found[name] = ["--limit", "300", *mode, "--schemes", "target,draft,lossless", *contenders]
+    return found
+
+
 def runs(found: dict[str, Any]) -> dict[str, list[str]]:
-    """The arguments of every run, by its name."""
+    """The arguments of every run but those of `semantic`, by its name."""
     both = [
         "target,draft,lossless",
         "multi_draft=lossless:num_chains=4",
@@ -207,6 +268,8 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     found = calibrate(arguments.out, arguments.calibrate_on)
     every = runs(found)
+    if not arguments.names or any(name.startswith("semantic") for name in arguments.names):
+        every |= semantic_runs(segment_rates(arguments.out, arguments.calibrate_on))
     for name in arguments.names or every:
         run(name, every[name], arguments.out)
         if name == "grid_easd":
