@@ -146,7 +146,7 @@ class SegmentRounds:
         if not kept:
             return None
         most = max(count for _, count in kept)
-        ids = canvas.read([row for row, _ in kept], 0, most).unsqueeze(1)
+        ids = canvas.read([row for row, _ in kept], 0, most).unsqueeze(1).clone()  # the commit writes over it
         broken = torch.zeros((), dtype=torch.bool, device=call.device)
         return Draft(ids, None, [count for _, count in kept], None, broken)
 

@@ -221,6 +221,19 @@ def test_the_record_of_semantic_is_its_segments(target, draft):
     assert {"top_k", "rejected"} <= seen
 
 
+def test_rejected_segments_are_what_the_draft_wrote(target, draft):
+    """Greedy, by the token rule with k = 1: the first token that is dropped is none that the target would write."""
+    output, _ = run(target, draft, "semantic", do_sample=False, top_k_accept=1, salvage=True)
+    seen = 0
+    for row in output.trace.rows:
+        rejected = by_position(row, "rejected")
+        for position, event in by_position(row, "residual").items():
+            assert rejected[position].token != event.token
+            assert rejected[position].log_p < event.log_p
+            seen += 1
+    assert seen > 3
+
+
 def test_the_record_of_smc_is_its_particles(target, draft):
     """Weights, ESS and ancestors round by round; the tokens of every particle, walked back, spell it."""
     output, inputs = run(target, draft, "smc", do_sample=True, num_return_sequences=2)
