@@ -82,7 +82,12 @@ def _pairs(result: dict[str, Any]) -> str:
 def _facts(points: dict[tuple[int, float], dict[str, Any]]) -> str:
     """Measured agreement, what was tuned, and whether exact ways were."""
     first = min(batch for batch, _ in points)
-    lines = []
+    one = points[min(points)]
+    lines = [
+        f"* {title_of(one['subject']).partition(': ')[2]}; {one['new_tokens']} new tokens, prompts of "
+        f"{one['subject']['prompt_length']}; {len(one['rows'][0]['samples'])} timed turns at batch {first}, at larger "
+        "ones one less; of a batch, ways that take one prompt at a time decode the first."
+    ]
     for (batch, agreement), point in sorted(points.items()):
         if batch != first:
             continue

@@ -32,7 +32,7 @@ LLAMA_8B = Size(layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8
 LLAMA_1B = Size(layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, vocab=128_256)
 SIZES = {
     "98M": TARGET_98M,
-    "10M": Size(layers=6, hidden=256, intermediate=1024, heads=4),
+    "7M": Size(layers=4, hidden=256, intermediate=512, heads=4),
     "1.5M": DRAFT_1_5M,
     "0.7M": GOAL_LLAMA,
     "llama-3.1-8b": LLAMA_8B,

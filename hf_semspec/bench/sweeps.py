@@ -58,7 +58,7 @@ class Sweep:
 # Longer texts and a smaller target where it is the growth that counts, not the ratio of the two models.
 DEFAULTS = {
     "pairs": Sweep(),
-    "scaling": Sweep(target=SIZES["10M"], new_tokens=64, repeats=2, agreement=0.8),
+    "scaling": Sweep(target=SIZES["7M"], new_tokens=64, repeats=2, agreement=0.8),
     "profile": Sweep(new_tokens=48),
 }
 LONG = 512  # from here on one timed turn is enough: a run is long
