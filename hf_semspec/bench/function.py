@@ -77,28 +77,32 @@ def bench(
     journal.mend()
     done = {record["batch"]: record[POINT] for record in journal.records()}
     if len(done) < len(sizes):
-        report("loading or building the pair")
-        subject = request.load(prompts=max(8, *sizes))
-        session = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        journal.add({"session": session, "about": subject.about, **describe(command)})
-        optional = [entry[0] for entry in DEFAULT_SCHEMES] if schemes is None else []
-        for size in (size for size in sizes if size not in done):
-            done[size] = measure_point(
-                subject,
-                wanted,
-                batch=size,
-                new_tokens=new_tokens,
-                repeats=repeats,
-                seed=request.seed,
-                tuned=done[sizes[0]]["tuned"] if sizes[0] in done else None,
-                alone=alone,
-                optional=optional,
-                report=report,
-            )
-            journal.add({"seed": 0, "batch": size, "contender": POINT, "session": session, POINT: done[size]})
+        options: dict[str, Any] = {"new_tokens": new_tokens, "repeats": repeats, "alone": alone, "report": report}
+        options["optional"] = [entry[0] for entry in DEFAULT_SCHEMES] if schemes is None else []
+        _measure_rest(journal, request, wanted, sizes, done, command, options)
     sessions = journal.sessions()
     meta = {**sessions[0], "run": definition, "sessions": len(sessions)}
     measured = Measured(meta, [done[size] for size in sizes])
     if out is not None:
         measured.write(Path(out))
     return measured
+
+
+def _measure_rest(
+    journal: Journal,
+    request: PairRequest,
+    wanted: Sequence[Wanted],
+    sizes: Sequence[int],
+    done: dict[int, dict[str, Any]],
+    command: str,
+    options: dict[str, Any],
+) -> None:
+    """Load the pair and measure the batch sizes that `done` lacks; each is on record as soon as it is there."""
+    options["report"]("loading or building the pair")
+    subject = request.load(prompts=max(8, *sizes))
+    session = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    journal.add({"session": session, "about": subject.about, **describe(command)})
+    for size in (size for size in sizes if size not in done):
+        tuned = done[sizes[0]]["tuned"] if sizes[0] in done else None
+        done[size] = measure_point(subject, wanted, batch=size, seed=request.seed, tuned=tuned, **options)
+        journal.add({"seed": 0, "batch": size, "contender": POINT, "session": session, POINT: done[size]})
