@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from .comparison import PLAIN, Run, comparison_table, decode, encode, plain_config, verdicts_table
 from .configuration import SCHEME_CONFIGS, EASDConfig, SchemeConfig, SemanticConfig, SemSpecConfig, SMCConfig
+from .drafters import asks_for_model
 from .drafts import load_draft
 from .loading import DRAFT_HELP, MADE, device_by_name, dtype_by_name, load_named_draft, own_draft
 
@@ -53,11 +54,11 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
 
     generate = commands.add_parser("generate", help="decode a prompt with a scheme, then plainly, and compare")
-    _add_decoding(generate, required=True)
+    _add_decoding(generate)
     generate.set_defaults(run=_generate)
 
     trace = commands.add_parser("trace", help="decode a prompt with a scheme and save a page that shows every token")
-    _add_decoding(trace, required=False)
+    _add_decoding(trace)
     trace.add_argument("--out", required=True, metavar="PAGE.html", help="the page to write")
     trace.add_argument("--json", metavar="FILE", help="write the same record as JSON too")
     trace.set_defaults(run=_trace)
@@ -85,11 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_decoding(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """What to decode, by which pair; the demo's own model where none is `required`."""
-    own = "" if required else " (default: the demo's SmolLM2-135M and a copy of it)"
-    parser.add_argument("--model", required=required, help="the target: a Hub id or a folder" + own)
-    parser.add_argument("--draft", required=required, help=DRAFT_HELP)
+def _add_decoding(parser: argparse.ArgumentParser) -> None:
+    """What to decode, by which pair; the demo's own model by default."""
+    own = " (default: the demo's SmolLM2-135M and a copy of it)"
+    parser.add_argument("--model", help="the target: a Hub id or a folder" + own)
+    parser.add_argument("--draft", help=DRAFT_HELP + "; none with --set draft=ngram")
     parser.add_argument("--scheme", default="lossless", choices=tuple(SCHEME_CONFIGS))
     parser.add_argument("--prompt", required=True, help='the prompt; "-" reads it from standard input')
     parser.add_argument("--raw", action="store_true", help="pass the prompt as it is, without the chat template")
@@ -186,7 +187,7 @@ def _generate(arguments: argparse.Namespace, command: str) -> int:
     console = _console()
     logging.disable_progress_bar()
     config = _config_of(arguments)
-    model, tokenizer, draft, ids = _pair_of(arguments, console)
+    model, tokenizer, draft, ids = _pair_of(arguments, config, console)
     run, plain = Run(arguments.scheme), Run(PLAIN)
     torch.manual_seed(arguments.seed)
     streamer = TextStreamer(tokenizer, skip_prompt=True)
@@ -206,7 +207,7 @@ def _trace(arguments: argparse.Namespace, command: str) -> int:
     if not out.parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.parent}")
     config = _config_of(arguments, trace=True)
-    model, tokenizer, draft, ids = _pair_of(arguments, console)
+    model, tokenizer, draft, ids = _pair_of(arguments, config, console)
     torch.manual_seed(arguments.seed)
     streamer = TextStreamer(tokenizer, skip_prompt=True)
     output = decode(Run(arguments.scheme), model, ids, config, draft=draft, streamer=streamer, tokenizer=tokenizer)
@@ -231,21 +232,26 @@ def _config_of(arguments: argparse.Namespace, *, trace: bool = False) -> SemSpec
     return config
 
 
-def _pair_of(arguments: argparse.Namespace, console: Any) -> tuple[Any, Any, Any, torch.Tensor]:
-    """Target, tokenizer, draft and the prompt's ids."""
+def _pair_of(arguments: argparse.Namespace, config: SemSpecConfig, console: Any) -> tuple[Any, Any, Any, torch.Tensor]:
+    """Target, tokenizer, draft (`None` where `config` has no use for one) and the prompt's ids."""
     device = device_by_name(arguments.device)
     dtype = dtype_by_name(arguments.dtype)
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     name, draft_name = arguments.model, arguments.draft
+    with_draft = asks_for_model(config)
+    if draft_name is not None and not with_draft:
+        raise ValueError('--draft is of no use with draft="ngram": leave it out, or --set draft=ngram+model')
     if name is None:
         from .demo import smollm2_folder
 
         name, draft_name = str(smollm2_folder()), draft_name or ("nf4" if device.startswith("cuda") else "bf16")
-    elif draft_name is None:
+    elif draft_name is None and with_draft:
         raise ValueError(f"--draft is missing: {DRAFT_HELP}")
     with console.status(f"loading {name}"):
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device}).eval()
         tokenizer = AutoTokenizer.from_pretrained(name)
+    if not with_draft:
+        return model, tokenizer, None, encode(tokenizer, prompt, chat=not arguments.raw)
     with console.status(f"loading the draft {draft_name}"):
         draft = load_named_draft(draft_name, model, device=device)
     return model, tokenizer, draft, encode(tokenizer, prompt, chat=not arguments.raw)

@@ -94,12 +94,13 @@ def decode(
     streamer: BaseStreamer | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Any:
-    """Decode one prompt `(1, length)` and add what came of it to `run`; plain decoding without a draft. Returns the
-    output."""
+    """Decode one prompt `(1, length)` and add what came of it to `run`; plain decoding where `config` names no scheme.
+    Returns the output."""
+    plainly = getattr(config, "semspec", None) is None
     arguments: dict[str, Any] = {} if draft is None else {"assistant_model": draft}
-    if draft is None and getattr(model.generation_config, "semspec", None) is not None:
+    if plainly and getattr(model.generation_config, "semspec", None) is not None:
         arguments["semspec"] = None  # a model folder may carry a scheme of its own
-    if config.stop_strings is not None or draft is not None:
+    if config.stop_strings is not None or not plainly:
         arguments["tokenizer"] = tokenizer
     ids = ids.to(model.device)
     start = time.perf_counter()

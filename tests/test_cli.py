@@ -106,6 +106,16 @@ class TestGenerate:
         assert generate(folders, "--draft", kind) == 2
         assert message in capsys.readouterr().err
 
+    def test_ngrams_draft_without_a_model(self, folders, capsys):
+        arguments = ["generate", "--model", str(folders / "target"), "--device", "cpu", "--prompt", "two and two"]
+        arguments += ["--max-new-tokens", "20"]
+        assert cli.main([*arguments, "--set", "draft=ngram"]) == 0
+        assert "1 of 1" in capsys.readouterr().out
+        assert cli.main(arguments) == 2
+        assert "--draft is missing" in capsys.readouterr().err
+        assert generate(folders, "--set", "draft=ngram") == 2
+        assert "--draft is of no use" in capsys.readouterr().err
+
     def test_prompt_from_standard_input(self, folders, capsys, monkeypatch):
         monkeypatch.setattr(sys, "stdin", type("In", (), {"read": lambda self: "two and two"})())
         assert generate(folders, "--prompt", "-") == 0

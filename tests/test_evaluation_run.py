@@ -74,9 +74,11 @@ class TestDecoding:
     @pytest.mark.deprecated
     def test_greedy_exact_contenders_write_the_targets_text(self, pair, task):
         for batch_size in (1, 3):
-            report = call(pair, task, "draft,lossless,n4=lossless:num_chains=4,assisted", batch_size=batch_size)
+            exact = "draft,lossless,n4=lossless:num_chains=4,ngram=lossless:draft=ngram,assisted"
+            report = call(pair, task, exact, batch_size=batch_size)
             target = texts(report, "target")
             assert texts(report, "lossless") == texts(report, "n4") == texts(report, "assisted") == target
+            assert texts(report, "ngram") == target
             assert texts(report, "draft") != target
             for name in ("lossless", "assisted"):
                 assert report.row(name)["difference"]["value"] == 0

@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 from ..cache import text_config
 from ..comparison import stock_schedule
 from ..configuration import SCHEME_CONFIGS, EASDConfig, SemSpecConfig
+from ..drafters import asks_for_model
 from ..drafts import first_clash
 from ..evaluation.contenders import ASSISTED, DRAFT, TARGET, parse_contenders
 from ..evaluation.contenders import Contender as Wanted
@@ -222,9 +223,8 @@ def _scheme(subject: Subject, kind: str, options: dict[str, Any]) -> Callable[[B
     def decode(batch: Batch, new_tokens: int) -> Any:
         config = SemSpecConfig(kind, **options, **_common(batch, new_tokens), return_dict_in_generate=True)
         model: Any = subject.model
-        return model.generate(
-            batch.ids, attention_mask=batch.mask, assistant_model=subject.draft, generation_config=config, **given
-        )
+        arguments = {"assistant_model": subject.draft, **given} if asks_for_model(config) else {}
+        return model.generate(batch.ids, attention_mask=batch.mask, generation_config=config, **arguments)
 
     return decode
 

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ..comparison import encode, stock_schedule
 from ..configuration import SemSpecConfig
+from ..drafters import asks_for_model
 from ..drafts import first_clash
 from ..timing import synchronize
 from .contenders import ASSISTED, BEST_OF, DRAFT, MAJORITY, TARGET, Contender
@@ -173,12 +174,12 @@ def _plain(contender: Contender, pair: Pair, batch: Batch, common: dict[str, Any
 def _scheme(contender: Contender, pair: Pair, batch: Batch, common: dict[str, Any]) -> Decoded:
     """One of this package's schemes; for smc with a vote every particle is a candidate."""
     config = SemSpecConfig(contender.kind, **common)
-    tokenizers = {"tokenizer": pair.tokenizer}
-    if pair.draft_tokenizer is not None:
-        tokenizers["assistant_tokenizer"] = pair.draft_tokenizer
-    output = pair.model.generate(
-        batch.ids, attention_mask=batch.mask, generation_config=config, assistant_model=pair.draft, **tokenizers
-    )
+    given: dict[str, Any] = {"tokenizer": pair.tokenizer}
+    if asks_for_model(config):
+        given["assistant_model"] = pair.draft
+        if pair.draft_tokenizer is not None:
+            given["assistant_tokenizer"] = pair.draft_tokenizer
+    output = pair.model.generate(batch.ids, attention_mask=batch.mask, generation_config=config, **given)
     decoded = Decoded([[answer] for answer in batch.answers(output.sequences)], [0] * len(batch.ids))
     if contender.kind == "smc" and contender.own("vote") is not None:
         decoded.candidates = [batch.answers(particles) for particles in output.particles]
