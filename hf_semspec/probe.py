@@ -172,10 +172,19 @@ class SemanticProbe:
         for kind, curve in self.report.get("reliability", {}).items():
             r2 = self.report.get("r2", {}).get(kind)
             label = kind if r2 is None else f"{kind}, R² {r2:.2f}"
-            axes.plot([p["predicted"] for p in curve], [p["label"] for p in curve], marker="o", label=label)
+            segments = sum(point["segments"] for point in curve)
+            axes.scatter(
+                [point["predicted"] for point in curve],
+                [point["label"] for point in curve],
+                [8 + 300 * (point["segments"] / segments) ** 0.5 for point in curve],
+                alpha=0.6,
+                label=label,
+            )
         axes.set(xlabel="the probe's estimate", ylabel="mean label", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-        axes.set_title("held-out prompts, ten bins")
-        axes.legend(fontsize=8)
+        axes.set_title("held-out prompts, ten bins; the side of a mark grows with its segments", fontsize=9)
+        legend = axes.legend(fontsize=8)
+        for handle in legend.legend_handles:
+            handle.set_sizes([40])
         figure.savefig(path, dpi=130)
 
 

@@ -109,10 +109,8 @@ def slow_semantic(
             if holds(config.think_end, drafted):
                 phase, begun, rule = "finish", len(new), "finish"
                 continue
-            ranks = []
-            for t, token in enumerate(drafted):
-                law = passed(target, prompt + new + drafted[:t])[0][-1]
-                ranks.append(int((law > law[token]).sum()))
+            laws = passed(target, prompt + new + drafted)[0][len(prompt + new) - 1 :]
+            ranks = [int((law > law[token]).sum()) for law, token in zip(laws, drafted, strict=False)]
             ratio = 0.0 if config.scorer == "none" else slow_ratio(target, draft, prompt + new, drafted, config)
             by_score = config.scorer != "none" and ratio >= max(config.accept_floor, config.accept_ratio)
             by_tokens = config.top_k_accept > 0 and max(ranks) < config.top_k_accept
@@ -139,9 +137,19 @@ def slow_semantic(
     return new, found
 
 
-@pytest.mark.parametrize("first", ["target", "draft"])
-@pytest.mark.parametrize("scorer", ["likelihood", "sequence", "probe", "none"])
-@pytest.mark.parametrize("shape", ["llama", "gemma3"])
+@pytest.mark.parametrize(
+    ("shape", "scorer", "first"),
+    [
+        ("llama", "likelihood", "target"),
+        ("llama", "likelihood", "draft"),
+        ("llama", "none", "target"),
+        ("llama", "none", "draft"),
+        ("gemma3", "sequence", "target"),
+        ("gemma3", "sequence", "draft"),
+        ("gemma3", "probe", "target"),
+        ("gemma3", "probe", "draft"),
+    ],
+)
 def test_every_row_follows_the_algorithm(shape: str, scorer: str, first: str, tmp_path: Path) -> None:
     """Rows of a padded batch, each in its own phase, with a stop of two tokens, and an end of the reasoning in one."""
     target = tiny(shape, 1, attention="sdpa")
@@ -303,9 +311,9 @@ def test_pooled_features_are_those_of_a_fresh_pass_and_know_nothing_of_the_last_
 
 def test_the_law_of_one_committed_token_and_a_wrong_one() -> None:
     """Segments of one token, scored by their own probabilities: the token's law is the page's, neither p nor q."""
-    target = tiny("llama", 4, initializer_range=0.1)
-    draft, n = draft_of(target, "far", seed=3), 1000
-    prompt = prompts((5,), seed=4)
+    target = tiny("llama", 4, initializer_range=0.2, vocab=16)
+    draft, n = draft_of(target, "far", seed=3), 700
+    prompt = prompts((5,), seed=4, vocab=16)
     inputs = {name: value.expand(n, -1) for name, value in prompt.items()}
     fields = {**NO_TEXT, "scorer": "sequence", "max_segment_tokens": 1, "bonus": False, "first_segment": "draft"}
     torch.manual_seed(0)

@@ -70,8 +70,8 @@ def made_up(seed: int, wrong: bool = False) -> Samples:
 
 
 def test_the_fit_learns_what_can_be_learnt_and_the_metrics_say_so() -> None:
-    metrics = measure(fit(made_up(0), "cross", (16,), 300, 0), made_up(1), 0.9999)
-    assert all(value > 0.8 for value in metrics["r2"].values())
+    metrics = measure(fit(made_up(0), "cross", (16,), 150, 0), made_up(1), 0.9999)
+    assert all(value > 0.7 for value in metrics["r2"].values())
     assert metrics["predicted_acceptance"] == pytest.approx(metrics["labelled_acceptance"], abs=0.05)
     assert sum(point["segments"] for point in metrics["reliability"]["draft"]) == 400
     untrained = measure(fit(made_up(0), "cross", (16,), 0, 0), made_up(1), 0.9999)
@@ -81,10 +81,10 @@ def test_the_fit_learns_what_can_be_learnt_and_the_metrics_say_so() -> None:
 def test_cross_labels_reach_the_targets_probe_and_own_ones_do_not() -> None:
     """On draft text everything is the other way round: a probe that has seen it is torn between two lessons."""
     train, test = made_up(0, wrong=True), made_up(1, wrong=True)
-    cross, own = (measure(fit(train, labels, (16,), 300, 0), test, 0.9999)["r2"] for labels in ("cross", "own"))
-    assert own["target"] > 0.8 > cross["target"]
+    cross, own = (measure(fit(train, labels, (16,), 150, 0), test, 0.9999)["r2"] for labels in ("cross", "own"))
+    assert own["target"] > 0.7 > cross["target"]
     assert own["target on draft text"] < cross["target on draft text"] - 0.5
-    assert own["draft"] > 0.8 < cross["draft"]
+    assert own["draft"] > 0.7 < cross["draft"]
 
 
 def test_reliability_bins_hold_every_segment_once() -> None:

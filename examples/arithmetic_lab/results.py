@@ -143,7 +143,11 @@ def semantic_runs(rates: dict[str, float]) -> dict[str, list[str]]:
     """The arguments of the runs of `semantic` and its controls, by their names."""
     cross, own = (_shown(f"probes/{labels}") for labels in ("cross", "own"))
     found = {}
-    for name, mode, rate in (("semantic", [], "greedy"), ("semantic_sampled", [*SAMPLED[:2]], "sampled")):
+    for name, mode, rate in (
+        ("semantic", ["--limit", "300"], "greedy"),
+        ("semantic_sampled", ["--limit", "300", *SAMPLED[:2]], "sampled"),
+        ("semantic_one_by_one", ["--limit", "100", "--batch-size", "1"], "greedy"),
+    ):
         contenders = [
             f"cross={semantic(probe=cross)}",
             f"cross_draft_first={semantic(probe=cross, first_segment='draft')}",
@@ -154,7 +158,7 @@ def semantic_runs(rates: dict[str, float]) -> dict[str, list[str]]:
             f"random={semantic(scorer='random', accept_rate=round(rates[rate], 4))}",
             f"always={semantic(scorer='random', accept_rate=1)}",
         ]
-        found[name] = ["--limit", "300", *mode, "--schemes", "target,draft,lossless", *contenders]
+        found[name] = [*mode, "--schemes", "target,draft,lossless", *contenders]
     return found
 
 
