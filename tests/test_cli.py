@@ -167,7 +167,7 @@ class TestDemo:
         verdicts = [name for name in rows if name.isdigit()]
         assert "the prefix ends with" in out
         assert verdicts
-        assert rows.keys() - verdicts == {"plain", "lossless", "easd", "parse", "smc"}
+        assert rows.keys() - verdicts == {"plain", "lossless", "easd", "parse", "smc", "semantic"}
         assert rows["plain"][1] == rows["lossless"][1] == rows["smc"][1] == "16"
         assert rows["lossless"][-1] == "2 of 2"
         assert "x the speed of plain decoding on this machine" in out
