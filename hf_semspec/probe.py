@@ -182,9 +182,7 @@ class SemanticProbe:
             )
         axes.set(xlabel="the probe's estimate", ylabel="mean label", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         axes.set_title("held-out prompts, ten bins; the side of a mark grows with its segments", fontsize=9)
-        legend = axes.legend(fontsize=8)
-        for handle in legend.legend_handles:
-            handle.set_sizes([40])
+        axes.legend(fontsize=8, markerscale=0.4)
         figure.savefig(path, dpi=130)
 
 
