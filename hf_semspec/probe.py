@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.utils import cached_file
 
 from .cache import text_config
-from .checks import SAMPLING_SETTINGS
+from .checks import SAMPLING_SETTINGS, shown
 from .notices import warn_once
+from .stored import read_object
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION = "probe.safetensors", "probe.json"
@@ -108,28 +110,24 @@ class SemanticProbe:
             ValueError: there are no probes, or what is there is none.
         """
         try:
-            description = json.loads(Path(_file(name, DESCRIPTION)).read_text(encoding="utf-8"))
+            description = read_object(_file(name, DESCRIPTION))
             tensors = load_file(_file(name, WEIGHTS))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
+            reason = next(iter(str(error).splitlines()), "")  # the Hub's go on for paragraphs
             raise ValueError(
-                f"probe={name!r} could not be read ({error}): it must be a folder or a Hub id with {WEIGHTS} and "
+                f"probe={name!r} could not be read ({reason}): it must be a folder or a Hub id with {WEIGHTS} and "
                 f"{DESCRIPTION}, as train_semantic_probe's result saves them"
             ) from error
-        missing = [key for key in _NEEDED if key not in description] if isinstance(description, dict) else _NEEDED
-        if missing or description["format"] != FORMAT:
-            raise ValueError(
-                f"probe={name!r}: its {DESCRIPTION} "
-                + (f"lacks {', '.join(missing)}" if missing else f"has format {description['format']}, not {FORMAT}")
-                + ": train the probe again with train_semantic_probe"
-            )
+        _check_description(name, description)
         networks = {}
         for role in ROLES:
-            network = ProbeNetwork(int(description["widths"][role]), [int(size) for size in description["hidden"]])
+            width, hidden = description["widths"][role], description["hidden"]
             own = {key.removeprefix(f"{role}."): value for key, value in tensors.items() if key.startswith(f"{role}.")}
-            try:
-                network.load_state_dict(own)
-            except RuntimeError as error:
-                raise ValueError(f"probe={name!r}: {WEIGHTS} is not what {DESCRIPTION} says ({error})") from error
+            # Before anything of these sizes is made.
+            if {key: tuple(value.shape) for key, value in own.items()} != _shapes(width, hidden):
+                raise ValueError(f"probe={name!r}: {WEIGHTS} does not hold the {role}'s network of {DESCRIPTION}")
+            network = ProbeNetwork(width, hidden)
+            network.load_state_dict(own)
             networks[role] = network
         return cls(networks, description)
 
@@ -186,6 +184,45 @@ class SemanticProbe:
         figure.savefig(path, dpi=130)
 
 
+def _check_description(name: str, description: dict[str, Any]) -> None:
+    """Refuse a description that lacks what the weights need, or has it of another kind."""
+    missing = [key for key in _NEEDED if key not in description]
+    if missing or description["format"] != FORMAT:
+        raise ValueError(
+            f"probe={name!r}: its {DESCRIPTION} "
+            + (f"lacks {', '.join(missing)}" if missing else f"has format {description['format']!r}, not {FORMAT}")
+            + ": train the probe again with train_semantic_probe"
+        )
+    widths, hidden, stop = (description[key] for key in ("widths", "hidden", "segment_stop"))
+    right = {
+        "widths": isinstance(widths, dict) and all(_is_size(widths.get(role)) for role in ROLES),
+        "hidden": isinstance(hidden, list) and all(_is_size(size) for size in hidden),
+        "segment_stop": stop is None or isinstance(stop, str),
+        "sampling": isinstance(description["sampling"], dict),
+        "models": isinstance(description.get("models", {}), dict),
+        "metrics": isinstance(description.get("metrics", {}), dict),
+    }
+    for key, fits in right.items():
+        if not fits:
+            raise ValueError(
+                f"probe={name!r}: its {DESCRIPTION} has {key}={shown(description[key])}, which is not what "
+                "train_semantic_probe writes: train the probe again"
+            )
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _shapes(width: int, hidden: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Shapes of a [`ProbeNetwork`]'s state, by name."""
+    shapes: dict[str, tuple[int, ...]] = {"mean": (width,), "scale": (width,)}
+    for i, size in enumerate([*hidden, 1]):
+        shapes[f"layers.{3 * i}.weight"], shapes[f"layers.{3 * i}.bias"] = (size, width), (size,)
+        width = size
+    return shapes
+
+
 def _same(one: Any, other: Any) -> bool:
     numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
     return math.isclose(one, other) if numbers else one == other
@@ -195,6 +232,8 @@ def _file(name: str, file: str) -> str:
     """The local path of a file of a folder or of a Hub repository."""
     if Path(name).is_dir():
         return str(Path(name) / file)
+    if Path(name).is_absolute() or name.startswith(("./", "../", "~")):
+        raise OSError("there is no such folder")
     found = cached_file(name, file)
     if found is None:
         raise OSError(f"there is no {file}")

@@ -59,6 +59,42 @@ def test_a_broken_probe_is_named(fault: str, tmp_path: Path) -> None:
         SemanticProbe.from_pretrained(name)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("widths", [1]),
+        ("widths", {"target": 6}),
+        ("widths", {"target": 10**13, "draft": 6}),
+        ("hidden", 8),
+        ("hidden", ["x"]),
+        ("hidden", [10**13]),
+        ("hidden", [-1]),
+        ("sampling", None),
+        ("segment_stop", 5),
+        ("models", 3),
+    ],
+)
+def test_a_description_of_other_kinds_is_named_before_anything_is_made(key: str, value: Any, tmp_path: Path) -> None:
+    name = a_probe(tmp_path / "probe")
+    description = tmp_path / "probe" / DESCRIPTION
+    description.write_text(json.dumps({**json.loads(description.read_text()), key: value}))
+    with pytest.raises(ValueError, match=f"probe='{name}'.*probe.json"):
+        SemanticProbe.from_pretrained(name)
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, DESCRIPTION])
+def test_a_truncated_file_is_named(file: str, tmp_path: Path) -> None:
+    name = a_probe(tmp_path / "probe")
+    (tmp_path / "probe" / file).write_bytes(b"[" * 100_000 if file == DESCRIPTION else b"abc")
+    with pytest.raises(ValueError, match=f"probe='{name}' could not be read"):
+        SemanticProbe.from_pretrained(name)
+
+
+def test_a_folder_that_is_not_there_is_no_hub_id() -> None:
+    with pytest.raises(ValueError, match=r"probe='/no/such' could not be read \(there is no such folder\)"):
+        SemanticProbe.from_pretrained("/no/such")
+
+
 def made_up(seed: int, wrong: bool = False) -> Samples:
     """Features whose first entry says the label; with `wrong`, the target's labels on draft text are unrelated."""
     generator = torch.Generator().manual_seed(seed)
