@@ -212,7 +212,9 @@ def _trace(arguments: argparse.Namespace, command: str) -> int:
     streamer = TextStreamer(tokenizer, skip_prompt=True)
     output = decode(Run(arguments.scheme), model, ids, config, draft=draft, streamer=streamer, tokenizer=tokenizer)
     output.trace.save_html(out, tokenizer)
-    console.print(f"\n{out}: {out.stat().st_size / 1024:.0f} kB, open it in a browser", highlight=False)
+    console.print(
+        f"\n{out}: {out.stat().st_size / 1024:.0f} kB, open it in a browser", highlight=False, soft_wrap=True
+    )
     if arguments.json:
         output.trace.save_json(arguments.json)
     return 0

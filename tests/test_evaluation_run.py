@@ -181,7 +181,9 @@ class TestDecoding:
         ids = other(f"user: {task.question(2)}\n", return_tensors="pt").input_ids
         new = pair.draft.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=1)
         assert texts(report, "draft")[0, 2] == other.decode(new[0, ids.shape[1] :], skip_special_tokens=True)
-        for kind in ("lossless", "best_of"):
+        exact = call(pair, task, "lossless", draft_tokenizer=other)
+        assert texts(exact, "lossless") == texts(exact, "target")
+        for kind in ("smc", "best_of"):
             with pytest.raises(ValueError, match=f"contender '{kind}'.*tokenizer"):
                 call(pair, task, kind, draft_tokenizer=other)
 

@@ -1,5 +1,6 @@
 """What calls keep: nothing from one to the next, and within one little more than plain decoding does."""
 
+import ctypes
 import gc
 import os
 import weakref
@@ -22,6 +23,7 @@ SCHEMES = (
     ("easd", {"do_sample": True}),
     ("chains", {"do_sample": True, "compile_draft": True}),
     ("smc", {}),
+    ("semantic", {}),
     ("parse", {}),
 )
 
@@ -64,6 +66,7 @@ def peak(run: Callable[[], Any]) -> int:
 def resident() -> float:
     """Megabytes of this process that are in memory."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # or what earlier tests have freed would hide the growth
     return int(STATM.read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
@@ -83,7 +86,10 @@ def growth(calls: int, keep: list[Any] | None = None) -> float:
     return resident() - before
 
 
-@pytest.mark.skipif(not STATM.exists(), reason="reads a process's memory as Linux shows it")
+@pytest.mark.skipif(
+    not STATM.exists() or not hasattr(ctypes.CDLL(None), "malloc_trim"),
+    reason="reads a process's memory as Linux with glibc shows it",
+)
 def test_two_hundred_calls_leave_the_process_no_larger_than_twenty() -> None:
     """Three columns of scores of two rows are 0.1 MB a call: kept, they show after 60 calls already."""
     kept: list[Any] = []
@@ -97,7 +103,7 @@ ROWS, PROMPT, NEW, GAMMA = 2, 40, 60, 3
 COLUMN = 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, bytes
 
 
-@pytest.mark.parametrize(("kind", "fields"), SCHEMES[:-1], ids=[kind for kind, _ in SCHEMES[:-1]])
+@pytest.mark.parametrize(("kind", "fields"), SCHEMES[:4], ids=[kind for kind, _ in SCHEMES[:4]])
 def test_a_call_needs_little_more_than_plain_decoding(kind: str, fields: dict[str, Any]) -> None:
     """The caches of both models, half of them again while they grow or are repeated, and ten blocks of laws.
 

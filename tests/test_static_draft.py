@@ -63,7 +63,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return events
 
 
-@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("kind", [kind for kind in EXACT if kind != "semantic"])
 def test_greedy_tokens_are_those_of_plain_decoding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_draft, "CAPACITY", 16)
     target = tiny("llama", 0)
