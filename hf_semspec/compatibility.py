@@ -6,6 +6,7 @@ import torch
 from transformers import GenerationConfig
 
 from .cache import ROLLBACK_LAYER_TYPES, text_config
+from .checks import shown
 from .decoder import takes_masks
 from .drafters import asks_for_model
 from .drafts import check_vocabularies, vocabulary_size
@@ -54,6 +55,10 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         ValueError: names the option and the way out.
     """
     draft = mode_kwargs.get("assistant_model")
+    for option in ("tokenizer", "assistant_tokenizer"):
+        value = mode_kwargs.get(option)
+        if value is not None and not callable(value):
+            raise ValueError(f"{option} must be a loaded tokenizer, as AutoTokenizer makes it, but is {shown(value)}")
     _check_presence(scheme, draft, mode_kwargs)
     check_encoders(model, draft, scheme)
     for option, off in _REFUSED.items():

@@ -226,7 +226,7 @@ def check_vocabularies(
             raise ValueError(
                 f"The draft's tokenizer is foreign to the target's: id {clash[0]} is {clash[1]!r} to the target and "
                 f"{clash[2]!r} to the draft. Only lossless and easd draft with the tokens that both have, and parse "
-                "takes text across; smc, which keeps every drafted token, could never reach the others: pass a draft "
+                "takes text across; smc and semantic keep drafted tokens as they are: pass a draft "
                 'of the target\'s family, or load_draft(model, quantization="nf4").'
             )
         return clash is not None

@@ -12,7 +12,8 @@ from .call_state import CallState
 from .calls import Block, Request
 from .configuration import SemanticConfig
 from .decoder import MappedModel, draft_context, warn_of_context
-from .drafters import chain_generator
+from .drafters import asks_for_model
+from .drafters import drafter as make_drafter
 from .drafting import Draft, NoDrafts
 from .judging import find_tokenizer
 from .outputs import DecodingStats
@@ -239,11 +240,13 @@ class SegmentRounds:
         self.target.bring(rows)
         drafter: NoDrafts = self.no_drafts
         if config.revise_with is not None:
-            self.draft.park_all()
             model = self.draft.model
             assert isinstance(model, MappedModel)
-            drafter = chain_generator(call, config.revise_with, self.reviser.with_laws, model)
-            drafter.resume([self.draft.states(row) for row in rows], canvas.lengths(rows))
+            if drafts := asks_for_model(config.revise_with):
+                self.draft.park_all()
+            drafter = make_drafter(call, config.revise_with, self.reviser.with_laws, rows, model)
+            if drafts:
+                drafter.resume([self.draft.states(row) for row in rows], canvas.lengths(rows))
         if drafter.chains > 1:
             canvas.set_chains(drafter.chains)
         self.since = dict.fromkeys(rows, 0)
@@ -267,7 +270,7 @@ class SegmentRounds:
         if drafter.chains > 1:
             canvas.set_chains(1)
         self.target.take(turn, turn.target_states, call.lengths(call.rows))
-        if config.revise_with is not None:
+        if config.revise_with is not None and asks_for_model(config.revise_with):
             for row in turn.paused:
                 self.draft.parked[row] = turn.draft_states[row]
                 self.draft.cached[row] = held(turn.draft_states[row])

@@ -64,7 +64,7 @@ class SemanticConfig:
             least 1. Greedy decoding gives the same tokens whatever it is. Ours.
 
     Raises:
-        ValueError: If a value is of the wrong type or out of its range.
+        ValueError: If a value is of the wrong type or out of its range, or `revise_with` has `compile_draft` on.
     """
 
     name: ClassVar[str] = "semantic"
@@ -107,6 +107,8 @@ class SemanticConfig:
             if not isinstance(getattr(self, name), bool):
                 raise bad_value(name, getattr(self, name), "a bool")
         assign(self, "revise_with", token_level("revise_with", self.revise_with))
+        if self.revise_with is not None and self.revise_with.compile_draft:
+            raise ValueError("`revise_with` must leave `compile_draft` off: semantic reads the draft's hidden states.")
 
     @property
     def reads_text(self) -> bool:

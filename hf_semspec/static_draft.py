@@ -121,23 +121,23 @@ def check_static(draft: Any) -> None:
     if reason is not None:
         raise ValueError(
             f"compile_draft=True runs the draft from fixed buffers, but the draft model {type(draft).__name__} "
-            f"{reason}; or leave compile_draft out"
+            f"{reason}: leave compile_draft out, or pass another draft"
         )
 
 
 def _reason_against(draft: Any) -> str | None:
     if not isinstance(draft, PreTrainedModel):
-        return "is wrapped: pass the model itself"
+        return "is wrapped (pass the model itself)"
     if is_hooked(draft):
         return "has hooks (offloading, several devices, forward hooks), which a replay would leave out"
     if (getattr(draft, "_tp_size", None) or 1) > 1:
         return "is tensor-parallel"
     if draft.training:
-        return "is in train mode: call .eval() on it"
+        return "is in train mode (call .eval() on it)"
     if draft.config.is_encoder_decoder:
         return "is an encoder-decoder"
     if not takes_masks(draft):
-        return 'takes no 4-D mask: load it with attn_implementation="sdpa" or "eager"'
+        return 'takes no 4-D mask (load it with attn_implementation="sdpa" or "eager")'
     if adapting_rope(draft) is not None:
         return "has rotary frequencies that change with the text's length"
     return None

@@ -125,6 +125,24 @@ def test_the_target_can_write_by_a_token_level_scheme(kept: str, revise_with: An
     assert output.stats.bonus > 0
 
 
+def test_the_target_can_write_by_ngrams() -> None:
+    """What the text gives costs no forward of the draft, whose part of the cache is there when it writes again."""
+    target, draft, inputs = three(noise=0.05)
+    inputs["input_ids"][:, -3:] = inputs["input_ids"][0, -1]  # something that repeats
+    fields = {**SHORT, "max_new_tokens": 32, "first_segment": "draft"}
+    forwards = {}
+    for source in ("model", "ngram", "ngram+model"):
+        writes = LosslessConfig(draft=source)
+        some = call(target, draft, inputs, revise_with=writes, do_sample=True, **fields, **KEPT["some"])
+        check_identities(some.stats, [32] * 3)
+        assert some.stats.accepted_segments > 0
+        with Forwards(draft) as spy:
+            never = call(target, draft, inputs, revise_with=writes, **fields, **KEPT["none"])
+        assert torch.equal(new_tokens(never, inputs), plain_rows(target, inputs, max_new_tokens=32))
+        forwards[source] = spy.calls
+    assert forwards["ngram"] < forwards["ngram+model"] < forwards["model"]
+
+
 class Twice(StoppingCriteria):
     """Ends a row that holds `token`, and counts how often it is asked at each width."""
 
@@ -247,6 +265,11 @@ def test_a_quantized_draft_writes_segments(tmp_path: Any) -> None:
 
 def test_what_is_missing_is_said_before_any_forward(tmp_path: Any) -> None:
     target, draft, inputs = three()
+    with pytest.raises(ValueError, match="compile_draft"):
+        SemSpecConfig("semantic", revise_with=LosslessConfig(compile_draft=True))
+    for words in ({"tokenizer": "gpt2"}, {"tokenizer": tokenizer(), "assistant_tokenizer": "gpt2"}):
+        match = "tokenizer must be a loaded tokenizer, .* but is 'gpt2'"
+        refuses(target, draft, inputs, match, generation_config=SemSpecConfig("semantic", scorer="none"), **words)
     for fields, match in (
         (NO_TEXT, "train_semantic_probe"),
         ({"scorer": "none"}, "pass tokenizer"),

@@ -137,7 +137,7 @@ def test_parse_writes_and_revises_with_one_static_draft(captures: list[int]) -> 
 
 def test_drafts_with_hooks_are_refused_before_any_forward() -> None:
     config = SemSpecConfig("lossless", max_new_tokens=4, compile_draft=True)
-    match = "compile_draft=True .* the draft model LlamaForCausalLM has hooks .*; or leave compile_draft out"
+    match = "compile_draft=True .* the draft model LlamaForCausalLM has hooks .*: leave compile_draft out"
     refuses(tiny("llama", 0), tiny("llama", 1), prompts((3,)), match, generation_config=config)  # it counts by hooks
 
 
@@ -150,7 +150,7 @@ def rescaled() -> Any:
 @pytest.mark.parametrize(
     ("draft", "match"),
     [
-        (tiny("llama", 1).train(), r"is in train mode: call .eval\(\)"),
+        (tiny("llama", 1).train(), r"is in train mode \(call .eval\(\)"),
         (rescaled(), "rotary frequencies"),
         (torch.nn.Sequential(tiny("llama", 1)), "is wrapped"),
         (tiny("llama", 1, attention="flex_attention", heads=2, hidden=32), "takes no 4-D mask"),

@@ -150,7 +150,8 @@ class EntropyTrace:
             return
         triggers = torch.zeros(h_p.shape, dtype=torch.bool)
         for row, column in self.triggers:
-            triggers[row, column] = True
+            if column < self.call.canvas.generated[row]:  # else cut: where nothing ends rows alone, at the very end
+                triggers[row, column] = True
         device = output.sequences.device
         output.target_entropies, output.draft_entropies = h_p.to(device), h_q.to(device)
         output.triggers = triggers.to(device)
