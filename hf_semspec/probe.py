@@ -162,6 +162,7 @@ class SemanticProbe:
 
     def plot(self, path: str | Path) -> None:
         """Draw the reliability curves on held-out prompts to `path` (needs matplotlib, `hf-semspec[bench]`)."""
+        from matplotlib.collections import PathCollection
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6, 5), layout="constrained")
@@ -182,7 +183,8 @@ class SemanticProbe:
         axes.set_title("held-out prompts, ten bins; the side of a mark grows with its segments", fontsize=9)
         legend = axes.legend(fontsize=8)
         for handle in legend.legend_handles:
-            handle.set_sizes([40])
+            if isinstance(handle, PathCollection):
+                handle.set_sizes([40])
         figure.savefig(path, dpi=130)
 
 
