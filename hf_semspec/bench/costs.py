@@ -50,7 +50,7 @@ def needed(ways: Iterable[Way], batch: int) -> dict[str, list[tuple[int, int]]]:
 
 def by_text(way: Way) -> bool:
     """Whether it drafts by n-grams, whose acceptance is up to the text."""
-    return way.options.get("draft", "model") != "model"
+    return bool(way.options.get("draft", "model") != "model")
 
 
 def forecast(
