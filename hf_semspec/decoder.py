@@ -271,10 +271,20 @@ def keeps_no_tensors(model: Any) -> bool:
     )
 
 
+CAPTURING = "transformers.utils.output_capturing"
+
+
 def is_hooked(model: Any) -> bool:
-    """Whether any module runs hooks, accelerate's (offloading, several devices) included."""
+    """Whether any module runs hooks, accelerate's (offloading, several devices) included.
+
+    Those by which transformers takes hidden states out of a model, if it was ever asked for them, do not count: they
+    stay, and do nothing while nobody asks.
+    """
     return any(
-        hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+        hasattr(module, "_hf_hook")
+        or module._forward_pre_hooks
+        or any(getattr(hook, "__module__", "") != CAPTURING for hook in module._forward_hooks.values())
+        for module in model.modules()
     )
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from pprint import pformat
 from typing import Any
 
-from .configuration import SemSpecConfig
+from .configuration import SemSpecConfig, scheme_from_dict
+from .drafters import asks_for_model
 from .sidecar import Sidecar
 
 # The oldest version whose `run` a recipe may call.
@@ -44,7 +45,7 @@ tags:
 
 # A generation recipe: `{scheme}`
 
-Decodes with the scheme `{scheme}` of the package hf-semspec: a draft model writes, the target decides.
+Decodes with the scheme `{scheme}` of the package hf-semspec: {drafting}, the target decides.
 
     pip install "{requirement}"
 
@@ -53,13 +54,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({target})
 model = AutoModelForCausalLM.from_pretrained({target}, dtype="auto")
-draft = AutoModelForCausalLM.from_pretrained({draft}, dtype="auto")
-
+{load_draft}
 inputs = tokenizer("The tides are caused by", return_tensors="pt")
 out = model.generate(
     **inputs,
-    assistant_model=draft,
-    custom_generate="THIS REPOSITORY OR FOLDER",
+{pass_draft}    custom_generate="THIS REPOSITORY OR FOLDER",
     trust_remote_code=True,
     max_new_tokens=64,
 )
@@ -74,7 +73,7 @@ hf-semspec imported no code of this repository is needed:
 from hf_semspec import SemSpecConfig
 
 config = SemSpecConfig.from_pretrained("THIS REPOSITORY OR FOLDER", max_new_tokens=64)
-out = model.generate(**inputs, assistant_model=draft, generation_config=config)
+out = model.generate(**inputs, {beside}generation_config=config)
 ```
 
 ## Settings
@@ -172,17 +171,35 @@ def stored_entries(config: SemSpecConfig) -> dict[str, Any]:
     return plain
 
 
+def takes_draft(entry: Mapping[str, Any]) -> bool:
+    """Whether a call of the scheme that `entry` describes has a draft model."""
+    return asks_for_model(scheme_from_dict(entry))
+
+
+def call_arguments(entry: Mapping[str, Any]) -> list[str]:
+    """What such a call needs beside prompt and settings, as it is written."""
+    words = entry["scheme"] == "parse" or getattr(scheme_from_dict(entry), "reads_text", False)
+    return ["assistant_model=draft"] * takes_draft(entry) + ["tokenizer=tokenizer"] * words
+
+
 def _card(entries: Mapping[str, Any], sidecar: Sidecar) -> str:
     def section(title: str, content: Any) -> str:
         return "" if content is None else f"\n## {title}\n\n```json\n{_json(content)}\n```\n"
 
     # A string of JSON is one of YAML and of Python too.
+    draft = json.dumps(sidecar.draft or "DRAFT")
+    passed = call_arguments(entries["semspec"])
     return _CARD.format(
+        drafting="a draft model writes" if takes_draft(entries["semspec"]) else "what the text repeats is drafted",
+        load_draft=f'draft = AutoModelForCausalLM.from_pretrained({draft}, dtype="auto")\n'
+        if takes_draft(entries["semspec"])
+        else "",
+        pass_draft="".join(f"    {argument},\n" for argument in passed),
+        beside="".join(f"{argument}, " for argument in passed),
         scheme=entries["semspec"]["scheme"],
         requirement=REQUIREMENT,
         base_model="" if sidecar.target is None else f"base_model: {json.dumps(sidecar.target)}\n",
         target=json.dumps(sidecar.target or "TARGET"),
-        draft=json.dumps(sidecar.draft or "DRAFT"),
         config=_json(entries),
         calibration=section("Calibration", sidecar.calibration),
         results=section("Results", sidecar.results),

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from .configuration import SCHEME_CONFIGS, SemSpecConfig
-from .recipe import REQUIREMENT, export_recipe
+from .recipe import REQUIREMENT, call_arguments, export_recipe
 from .sidecar import Sidecar
 from .stored import read_object
 
@@ -49,6 +49,7 @@ def execute(arguments: argparse.Namespace, command: str) -> int:
     read = {name: None if path is None else read_object(path) for name, path in files.items()}
     sidecar = Sidecar(target=arguments.target, draft=arguments.draft, **read)
     folder = export_recipe(arguments.folder, config, sidecar, overwrite=arguments.overwrite)
-    call = f"model.generate(..., assistant_model=draft, custom_generate={str(folder)!r}, trust_remote_code=True)"
+    beside = "".join(f"{argument}, " for argument in call_arguments(config.semspec or {}))
+    call = f"model.generate(..., {beside}custom_generate={str(folder)!r}, trust_remote_code=True)"
     print(f'{call}\nneeds pip install "{REQUIREMENT}". `hf upload REPO {folder}` puts the folder on the Hub.')
     return 0

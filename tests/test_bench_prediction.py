@@ -75,8 +75,8 @@ ACCEPTANCE = {"greedy": 0.5, "sampling": 0.25, "easd": 0.8}
 
 
 class TestForecasts:
-    def way(self, kind, mode="greedy", *, alone=False, number=1, keeps=1.0, length=3):
-        return Way(kind, kind, mode, False, alone, lambda batch, tokens: None, length, number, keeps)
+    def way(self, kind, mode="greedy", *, alone=False, number=1, keeps=1.0, length=3, options=None):
+        return Way(kind, kind, mode, False, alone, lambda batch, tokens: None, length, number, keeps, options or {})
 
     def test_by_hand(self):
         def found(*args, **kwargs):
@@ -91,7 +91,7 @@ class TestForecasts:
         # One prompt after the other: its own round costs 2.25 s for 1.875 tokens, plain makes one a second.
         assert found("assisted", alone=True) == pytest.approx(1.875 / (1.5 + 0.75))
 
-    @pytest.mark.parametrize("changed", [{"number": 4}, {"length": None}])
+    @pytest.mark.parametrize("changed", [{"number": 4}, {"length": None}, {"options": {"draft": "ngram"}}])
     def test_nothing_is_said_of_what_has_no_formula(self, changed):
         assert forecast(self.way("lossless", **changed), 2, SECONDS, ACCEPTANCE) is None
         assert forecast(self.way("parse"), 2, SECONDS, ACCEPTANCE) is None

@@ -152,9 +152,28 @@ def test_the_folder_is_data_and_ten_lines_of_code(tmp_path: Path) -> None:
     assert not [line for line in card.splitlines() if line.startswith("# not a heading")]
 
 
-def test_the_code_of_the_card_runs(pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "settings", "called"),
+    [
+        ("lossless", [], "assistant_model=draft, "),
+        ("lossless", ["draft=ngram"], ""),
+        ("semantic", ["scorer=none", "segment_stop=."], "assistant_model=draft, tokenizer=tokenizer, "),
+    ],
+)
+def test_the_code_of_the_card_runs(
+    scheme: str,
+    settings: list[str],
+    called: str,
+    pair: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     target, draft = pair
-    folder = export(tmp_path / "recipe", "--target", "org/t", "--draft", "org/d")
+    chosen = [argument for setting in settings for argument in ("--set", setting)]
+    names_of = ("--target", "org/t", "--draft", "org/d")
+    folder = export(tmp_path / "recipe", "--scheme", scheme, *chosen, *names_of)
+    assert f"generate(..., {called}custom_generate=" in capsys.readouterr().out
     models, words = {"org/t": target, "org/d": draft}, tokenizer()
     words.model_input_names = ["input_ids", "attention_mask"]
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda name, **_: models[name])
@@ -166,7 +185,8 @@ def test_the_code_of_the_card_runs(pair: Any, tmp_path: Path, monkeypatch: pytes
         exec(first, names)
         text = names["out"]
         exec(second, names)
-    assert [entry.scheme for entry in stats] == ["lossless"] * 2
+    assert [entry.scheme for entry in stats] == [scheme] * 2
+    assert ("draft" in names) == ("assistant_model" in called)
     assert torch.equal(text, names["out"])
 
 

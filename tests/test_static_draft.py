@@ -8,7 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_semspec import LosslessConfig, PARSEConfig, SemSpecConfig, static_draft
-from tests.helpers import EXACT, WEAK_DRAFTS, assisted, new_tokens, plain_rows, refuses
+from hf_semspec.decoder import keeps_no_tensors
+from tests.helpers import EXACT, WEAK_DRAFTS, assisted, new_tokens, plain, plain_rows, refuses
 from tests.models import draft_of, prompts, tiny
 
 pytestmark = WEAK_DRAFTS
@@ -133,6 +134,22 @@ def test_parse_writes_and_revises_with_one_static_draft(captures: list[int]) -> 
         texts.append(assisted(target, draft, inputs, "parse", max_new_tokens=24, **fields))
     assert torch.equal(*texts)
     assert sum(captures) > 20
+
+
+def test_a_draft_that_was_once_asked_for_hidden_states_is_not_hooked() -> None:
+    """Since 5 transformers leaves the hooks that took them in the model."""
+    target, inputs = tiny("llama", 0), prompts((3,))
+    draft = draft_of(target, "near")
+    asks = {"output_hidden_states": True, "return_dict_in_generate": True}
+    before = draft.generate(**inputs, max_new_tokens=3, **asks)
+    config = SemSpecConfig("lossless", compile_draft=True, max_new_tokens=8)
+    ours = target.generate(**inputs, assistant_model=draft, generation_config=config)
+    assert torch.equal(ours, plain(target, inputs, max_new_tokens=8))
+    after = draft.generate(**inputs, max_new_tokens=3, **asks)
+    assert torch.equal(before.hidden_states[0][1], after.hidden_states[0][1])
+    assert keeps_no_tensors(draft)
+    draft.lm_head.register_forward_hook(lambda *_: None)
+    assert not keeps_no_tensors(draft)
 
 
 def test_drafts_with_hooks_are_refused_before_any_forward() -> None:

@@ -41,11 +41,16 @@ def needed(ways: Iterable[Way], batch: int) -> dict[str, list[tuple[int, int]]]:
     """The passes that [`forecast`] of these ways asks for."""
     target, draft = {(batch, 1)}, set()
     for way in ways:
-        if way.length is not None and way.kind not in ("lookup", "ensemble"):
+        if way.length is not None and way.kind not in ("lookup", "ensemble") and not by_text(way):
             rows = (1 if way.alone else batch) * way.number
             target.add((rows, way.length + 1))
             draft.add((rows, 1))
     return {"target": sorted(target), "draft": sorted(draft)}
+
+
+def by_text(way: Way) -> bool:
+    """Whether it drafts by n-grams, whose acceptance is up to the text."""
+    return bool(way.options.get("draft", "model") != "model")
 
 
 def forecast(
@@ -53,7 +58,7 @@ def forecast(
 ) -> float | None:
     """The speed-up over plain decoding of the batch that the way's forwards allow; `None` where no formula is known.
 
-    Known are drafting and verifying one chain (a of the mode, less what easd rejects) and smc.
+    Known are drafting by the model and verifying one chain (a of the mode, less what easd rejects), and smc.
 
     Args:
         way (`Way`): who.
@@ -62,7 +67,7 @@ def forecast(
         acceptance (`Mapping[str, float]`): `greedy` and `sampling`: a; `easd`: the share of tokens that its rule
             leaves of those that passed, at its default thresholds.
     """
-    if way.length is None or way.kind not in ("assisted", "lossless", "easd", "smc"):
+    if way.length is None or way.kind not in ("assisted", "lossless", "easd", "smc") or by_text(way):
         return None
     if way.kind == "smc":
         tokens = way.length + 1.0
