@@ -15,8 +15,9 @@ from .cache import text_config
 from .calls import Request
 from .canvas import Canvas
 from .decoder import CachedModel, compute_device
-from .drafting import Draft, DraftLength, ParticleGenerator
+from .drafting import Draft, DraftLength
 from .inputs import read_inputs
+from .particle_drafts import ParticleGenerator
 from .particles import draw, token_log_probs
 from .sampling import BlockProcessors, CallRandomness, in_blocks, with_temperature
 from .speculation import read_on_host

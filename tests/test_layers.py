@@ -30,7 +30,7 @@ LAYERS = [
     ["drafters"],
     ["call_state"],
     ["encoders"],
-    ["calls", "ngrams", "foreign"],
+    ["calls", "ngrams", "foreign", "particle_drafts"],
     ["drafting", "inputs", "results"],
     ["static_draft"],
     ["probe_fitting"],

@@ -37,7 +37,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "sampling:CallRandomness.draw",
         "sampling:CallRandomness.uniforms",
         "drafting:ChainGenerator._pick",
-        "drafting:ParticleGenerator._pick",
+        "particle_drafts:ParticleGenerator._pick",
     ),
     "laws": ("speculation:Speculation._score", "blocks:Particles._score", "drafting:ChainGenerator._draft"),
     "acceptance": ("schemes.lossless:accept", "schemes.easd:accept"),
