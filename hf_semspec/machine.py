@@ -16,7 +16,7 @@ PACKAGES = ("hf-semspec", "torch", "transformers", "accelerate", "bitsandbytes",
 
 
 def describe(command: str) -> dict[str, Any]:
-    """Command, commit (with "+" where files differ from it), versions and machine, JSON-safe."""
+    """Command, commit (with "+" where files differ from it), versions, machine and how busy it is, JSON-safe."""
     return {
         "command": command,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -28,6 +28,7 @@ def describe(command: str) -> dict[str, Any]:
             "processor": _processor(),
             "cores": os.cpu_count(),
             "torch_threads": torch.get_num_threads(),
+            "load_average": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
             "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
     }

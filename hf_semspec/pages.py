@@ -20,6 +20,8 @@ def origin(meta: dict[str, Any]) -> str:
     where = f"{machine['processor']}, {machine['cores']} cores, {machine['torch_threads']} torch threads"
     if machine["accelerator"]:
         where += f", {machine['accelerator']}"
+    if machine.get("load_average") is not None:
+        where += f"; load average {machine['load_average']:.1f} when it began"
     return (
         f"`{meta['command']}` at commit {meta['commit'] or 'unknown'} on {meta['date']}; Python {meta['python']}, "
         f"{versions}; {where}."

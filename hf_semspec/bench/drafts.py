@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -115,10 +114,9 @@ def _decode_all(run: Run, model: PreTrainedModel, ids: list[torch.Tensor], confi
 
 def markdown(result: dict[str, Any]) -> str:
     """The tables of one result, ready for the page."""
-    notes = f"; load average {result['load_average']:.1f} when it began" + (
-        f"; {result['note']}" if result["note"] else ""
-    )
-    head = origin(result["meta"]).removesuffix(".") + notes + "."
+    head = origin(result["meta"])
+    if result["note"]:
+        head = f"{head.removesuffix('.')}; {result['note']}."
     return "\n\n".join((head, *(_pair(pair) for pair in result["pairs"])))
 
 
@@ -207,7 +205,7 @@ def _run(arguments: argparse.Namespace, command: str) -> dict[str, Any]:
     def report(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
-    result: dict[str, Any] = {"meta": describe(command), "load_average": os.getloadavg()[0], "note": arguments.note}
+    result: dict[str, Any] = {"meta": describe(command), "note": arguments.note}
     length = arguments.max_new_tokens
     model, tokenizer = load_smollm2()
     problems = PROBLEMS[: arguments.prompts]
