@@ -83,5 +83,5 @@ def plot(rows: dict[str, dict[str, Any]], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
     panels[0].set_ylabel("accuracy, %")
-    panels[0].legend(frameon=False, fontsize=8)
+    panels[1].legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(path)
