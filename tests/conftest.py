@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import settings
 from transformers.utils.logging import warning_once
 
 from hf_semspec import notices
+from tests.models import draft_of, tiny, tokenizer
 
 # Examples derive from the test's own name: a run neither depends on the last one nor on the machine's speed.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -45,3 +47,14 @@ def _no_deprecations(request: pytest.FixtureRequest) -> Iterator[None]:
     logger.removeHandler(handler)
     if request.node.get_closest_marker("deprecated") is None:
         assert not handler.messages, handler.messages
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of a target and a near draft with their tokenizer."""
+    root = tmp_path_factory.mktemp("models")
+    model = tiny(dtype=torch.float32)
+    for name, one in (("target", model), ("draft", draft_of(model, "near"))):
+        one.save_pretrained(root / name)
+        tokenizer().save_pretrained(root / name)
+    return root

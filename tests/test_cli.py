@@ -11,18 +11,7 @@ import torch
 from hf_semspec import SemSpecConfig, cli, comparison, demo
 from hf_semspec.comparison import PLAIN, Run
 
-from .models import draft_of, tiny, tokenizer
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Folders of a target and a near draft with their tokenizer."""
-    root = tmp_path_factory.mktemp("models")
-    model = tiny(dtype=torch.float32)
-    for name, one in (("target", model), ("draft", draft_of(model, "near"))):
-        one.save_pretrained(root / name)
-        tokenizer().save_pretrained(root / name)
-    return root
+from .models import tiny, tokenizer
 
 
 def generate(folders, *extra):

@@ -3,21 +3,10 @@
 import json
 
 import pytest
-import torch
 
 from hf_semspec import cli, demo
 
-from .models import draft_of, tiny, tokenizer
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    model = tiny(dtype=torch.float32)
-    for name, one in (("target", model), ("draft", draft_of(model, "near"))):
-        one.save_pretrained(root / name)
-        tokenizer().save_pretrained(root / name)
-    return root
+from .models import tokenizer
 
 
 def trace(folders, out, *extra, model=True):
