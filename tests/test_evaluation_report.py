@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy
 import pytest
 
 from hf_semspec.evaluation import plots
@@ -54,6 +55,12 @@ class TestStatistics:
         # The normal approximation: 0.7 ± 1.96 √(0.7 · 0.3 / 100).
         assert low == pytest.approx(0.61, abs=0.025)
         assert high == pytest.approx(0.79, abs=0.025)
+
+    def test_no_rounding_puts_the_bootstrap_of_a_median_outside_of_its_values(self):
+        # Resampled medians of two values are mostly one of the two; scipy's interpolation between equals leaves them.
+        for values in numpy.random.default_rng(0).random((300, 2)):
+            low, high = bootstrap(list(values), numpy.median)
+            assert (low, high) == (min(values), max(values))
 
     def test_the_bootstrap_of_what_never_varies_says_nothing(self):
         assert bootstrap([1.0]) is None

@@ -61,11 +61,13 @@ def bootstrap(values: Sequence[float], statistic: Callable[..., Any] | None = No
         n_resamples=RESAMPLES,
         batch=200,
         vectorized=True,
-        confidence_level=CONFIDENCE,
         method="percentile",
         random_state=numpy.random.default_rng(0),
     )
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    # scipy's own interval may lie one rounding outside of the values; numpy's quantile of equal values is that value.
+    tail = (1 - CONFIDENCE) / 2
+    low, high = numpy.quantile(found.bootstrap_distribution, [tail, 1 - tail])
+    return float(low), float(high)
 
 
 def share_interval(means: Sequence[float], samples: int) -> tuple[Interval, str]:
