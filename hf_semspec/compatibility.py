@@ -14,7 +14,6 @@ from .encoders import PLAINLY, check_encoders, decodes_encoded
 from .foreign import shared_tokens
 from .judging import find_tokenizer
 from .notices import warn_once
-from .probe import SemanticProbe
 from .segment_text import TEXT_USE
 from .static_draft import check_static
 from .unsupported import STOCK_CALLS, other_kind
@@ -92,12 +91,12 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
     if draft is not None:
         _check_tokenizers(model, draft, scheme, mode_kwargs)
     if scheme.name == "semantic":
-        _check_scorer(scheme, model, draft, config, mode_kwargs.get("tokenizer"))
+        _check_semantic(scheme, model, config, mode_kwargs.get("tokenizer"))
     _warn_of_ignored(config)
 
 
-def _check_scorer(scheme: Any, model: Any, draft: Any, config: Any, tokenizer: Any) -> None:
-    """Refuse a scorer that lacks its probe or its tokenizer, or has a probe of other models."""
+def _check_semantic(scheme: Any, model: Any, config: Any, tokenizer: Any) -> None:
+    """Refuse a scorer that lacks its probe or its tokenizer, and a residual that a greedy call has no use for."""
     if scheme.reads_text:
         find_tokenizer(model, tokenizer, TEXT_USE)
     if scheme.scorer == "probe" and scheme.probe is None:
@@ -105,8 +104,11 @@ def _check_scorer(scheme: Any, model: Any, draft: Any, config: Any, tokenizer: A
             'scorer="probe" needs probe=..., the folder or Hub id of a trained probe: make one for this pair with '
             'train_semantic_probe, or take a scorer without training, such as scorer="likelihood"'
         )
-    if scheme.scorer == "probe":
-        SemanticProbe.from_pretrained(scheme.probe).check(scheme.probe, model, draft, config, scheme.segment_stop)
+    if scheme.residual == "exact" and not config.do_sample:
+        raise ValueError(
+            'residual="exact" draws segments until one is kept, but do_sample is off: set do_sample=True, or take '
+            'residual="plain"'
+        )
 
 
 def _check_presence(scheme: Any, draft: Any, mode_kwargs: dict[str, Any]) -> None:

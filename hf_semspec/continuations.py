@@ -90,8 +90,8 @@ class Continuer:
         reader = Reader(call, target, Processors(call.request.processors), with_features=True)
         numbers = [int(count) for count in counts.squeeze(1).tolist()]
         reading = reader(call.rows, numbers, [length - 1 for length in call.lengths(call.rows)])
-        assert reading.features is not None
-        means = (own.cpu(), (draft_sums / counts).cpu(), (reading.features / counts).cpu())
+        assert reading.evidence.features is not None
+        means = (own.cpu(), (draft_sums / counts).cpu(), (reading.evidence.features / counts).cpu())
         return [
             Continued(
                 target_texts[first : first + number],

@@ -137,6 +137,7 @@ class DecodingStats(_Rates):
         drafting: of the draft writing its answers, its forwards not counted, with n-grams if those were asked for
             (parse); of the draft writing segments (semantic).
         segments, accepted_segments: drafted segments that were judged, and that stood (semantic).
+        redrawn_segments: the target's own that were dropped again (semantic with `residual="exact"`).
         mean_target_entropy, mean_draft_entropy: of the processed laws at the drafted positions that were tested, nats
             (easd).
     """
@@ -163,6 +164,7 @@ class DecodingStats(_Rates):
     drafting: "DecodingStats | None" = None
     segments: int = 0
     accepted_segments: int = 0
+    redrawn_segments: int = 0
     mean_target_entropy: float = math.nan
     mean_draft_entropy: float = math.nan
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 from .acceptance import BONUS, RESIDUAL, Acceptance
 from .cache import held, text_config
 from .call_state import CallState
-from .calls import Block, Request
+from .calls import Request
 from .configuration import SemanticConfig
 from .decoder import MappedModel, draft_context, warn_of_context
 from .drafters import asks_for_model
@@ -19,6 +19,7 @@ from .judging import find_tokenizer
 from .outputs import DecodingStats
 from .sampling import Processors
 from .segment_records import Records
+from .segment_residual import Residual
 from .segment_scoring import Scorer
 from .segment_text import TEXT_USE, Segment, TokenTexts, no_texts
 from .segment_turns import CheckTurn, Reader, Reading, RowShelf, Turn, Writing
@@ -67,6 +68,8 @@ class SegmentRounds:
         self.text: Callable[[Sequence[int]], str] = no_texts
         if config.reads_text:
             self.text = TokenTexts(find_tokenizer(request.model, request.tokenizer, TEXT_USE))
+        exact = config.residual == "exact"
+        self.residual = Residual(call, self.target, self.draft, self.scorer, self.text) if exact else None
         self.phases = [DRAFT if config.first_segment == "draft" else REVISE] * batch
         self.segments = [
             Segment(config.segment_stop, config.think_end, config.max_segment_tokens) for _ in range(batch)
@@ -75,6 +78,7 @@ class SegmentRounds:
         self.limits = [call.rules.room] * batch
         self.records = Records(call)
         self.since: dict[int, int] = {}
+        self.dictated: dict[int, list[int]] = {}  # what rows are to get from the target, where that is decided already
 
     @property
     def running(self) -> bool:
@@ -102,7 +106,6 @@ class SegmentRounds:
         starts = [canvas.generated[row] for row in rows]
         for row in rows:
             self.drafted[row] = self.segments[row].copy()
-            self.drafted[row].tokens = 0
         self.draft.bring(rows)
         tentative = call.tentative()
         tentative.stats = self.drafting
@@ -122,7 +125,7 @@ class SegmentRounds:
         turn.run([self.draft.cached[row] for row in rows])
         turn.paused = sorted({*turn.paused, *tentative.hits})
         self.draft.take(turn, turn.target_states, canvas.lengths(call.rows))
-        self.written = turn
+        self.written, self.until = turn, limits
         counts = [canvas.generated[row] - start for row, start in zip(rows, starts, strict=True)]
         for row, start in zip(rows, starts, strict=True):
             canvas.generated[row] = start
@@ -138,7 +141,7 @@ class SegmentRounds:
         call, canvas = self.call, self.call.canvas
         kept = []
         for row, count in zip(rows, counts, strict=True):
-            if self.drafted[row].thought_ended:
+            if self.drafted[row].thought_ended and self.residual is None:
                 call.clear(row, canvas.generated[row], canvas.generated[row] + count)
                 self.draft.roll_back(row, canvas.lengths([row])[0])
                 self._finish(row)
@@ -159,7 +162,7 @@ class SegmentRounds:
 
     def scores(self, reading: Reading) -> tuple[torch.Tensor, torch.Tensor]:
         """P̂ and Q̂ of each drafted segment, (rows,), linear."""
-        return self.scorer(self.rows_in(DRAFT), self.written, reading)
+        return self.scorer(reading.counts, reading.evidence, self.written.evidence(self.rows_in(DRAFT)))
 
     def judge(self, reading: Reading, scores: tuple[torch.Tensor, torch.Tensor]) -> Acceptance:
         """Which segments stand, how many tokens of the others do, and the law of the token that follows."""
@@ -167,7 +170,9 @@ class SegmentRounds:
         counts = torch.tensor(reading.counts, device=call.device)
         uniforms = call.randomness.uniforms(len(counts)) if call.sampling else None
         by_score = accepted(score_ratio(*scores), uniforms, config.accept_floor, config.accept_ratio)
-        by_score = by_score & (config.scorer != "none")
+        # Only with an exact residual is a segment here that ends the reasoning: it is drawn anew, too.
+        goes_on = [config.scorer != "none" and not self.drafted[row].thought_ended for row in self.rows_in(DRAFT)]
+        by_score = by_score & torch.tensor(goes_on, device=call.device)
         ok = by_score if reading.top_k is None else by_score | reading.top_k
         self.records.judged(scores, by_score)
         kept = torch.zeros_like(counts)
@@ -182,6 +187,14 @@ class SegmentRounds:
         law = functional.softmax(torch.where(ok.unsqueeze(1), reading.last, reading.first), dim=-1)
         return Acceptance(number, outcome, law, None, chain)
 
+    def redraw(self, draft: Draft, reading: Reading, decision: Acceptance) -> Reading:
+        """With `residual="exact"`: where a segment fell the target writes until one is kept; then it reads again."""
+        if self.residual is None:
+            return reading
+        found = self.residual(self.rows_in(DRAFT), decision.outcome, self.segments, self.until)
+        self.dictated |= found
+        return self.check(draft) if found else reading
+
     def commit(self, draft: Draft, reading: Reading, decision: Acceptance) -> None:
         """Append what was decided, and let each row go on in the phase that follows from it."""
         call, canvas, rows = self.call, self.call.canvas, self.rows_in(DRAFT)
@@ -191,20 +204,15 @@ class SegmentRounds:
             for row, start, count in zip(rows, starts, draft.counts, strict=True):
                 limits[row] = min(limits[row], start + count)
         turn = CheckTurn(
-            call, self.target.model, self.no_drafts, rows, limits=limits, keep_states=not self.config.bonus
+            call,
+            self.target.model,
+            self.no_drafts,
+            rows,
+            limits=limits,
+            keep_states=not self.config.bonus,
+            dictated=self.dictated,
         )
-        size = draft.ids.shape[2] + 1
-        scores = reading.first[:, None, None, :1].expand(-1, 1, size, -1)
-        block = Block(
-            draft,
-            scores if reading.scores is None else reading.scores.unsqueeze(1),
-            None if reading.logits is None else reading.logits.unsqueeze(1),
-            None,
-            None if call.sampling else reading.choices.unsqueeze(1),
-            None,
-            reading.broken,
-        )
-        turn.commit(block, decision)
+        turn.commit(reading.block(draft, call.sampling), decision)
         self.target.take(turn, turn.target_states, call.lengths(call.rows))
         goes_on = {*turn.live, *turn.paused}
         for i, row in enumerate(rows):
@@ -260,6 +268,7 @@ class SegmentRounds:
             limits=self.limits,
             pause=self._stops_revising,
             keep_states=several,
+            dictated=self.dictated,
         )
         cached = [self.target.cached[row] for row in rows]
         if any(held < length - 1 for held, length in zip(cached, call.lengths(rows), strict=True)):

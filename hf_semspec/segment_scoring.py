@@ -4,21 +4,30 @@ import torch
 
 from .call_state import CallState
 from .probe import SemanticProbe
-from .segment_turns import Reading, Writing
+from .segment_turns import Evidence
 from .semantic_config import SemanticConfig
 
 
 class Scorer:
-    """Scores of drafted segments.
+    """Scores of segments.
 
     Args:
         call: the call.
         config: the scheme's config.
+
+    Raises:
+        ValueError: its probe cannot be read, or was made for models of other sizes.
     """
 
     def __init__(self, call: CallState, config: SemanticConfig) -> None:
         self.call, self.config = call, config
-        self.probe = SemanticProbe.from_pretrained(str(config.probe)) if config.scorer == "probe" else None
+        self.probe: SemanticProbe | None = None
+        if config.scorer == "probe":
+            self.probe = SemanticProbe.from_pretrained(str(config.probe))
+            request = call.request
+            self.probe.check(
+                str(config.probe), request.model, request.draft, request.generation_config, config.segment_stop
+            )
 
     @property
     def needs_features(self) -> bool:
@@ -30,22 +39,23 @@ class Scorer:
         """Whether it looks at the tokens' probabilities."""
         return self.config.scorer in ("sequence", "likelihood")
 
-    def __call__(self, rows: list[int], written: Writing, reading: Reading) -> tuple[torch.Tensor, torch.Tensor]:
-        """P̂ and Q̂ of the segment of each of `rows`, (rows,), linear."""
+    def __call__(self, counts: list[int], target: Evidence, draft: Evidence) -> tuple[torch.Tensor, torch.Tensor]:
+        """P̂ and Q̂ of segments of `counts` tokens, (rows,), linear, by what either model thinks of them."""
         config = self.config
-        counts = torch.tensor(reading.counts, dtype=torch.float64, device=self.call.device)
+        lengths = torch.tensor(counts, dtype=torch.float64, device=self.call.device)
+        ones = torch.ones_like(lengths)
         if self.probe is not None:
-            assert reading.features is not None and written.features is not None
-            means = [sums / counts.unsqueeze(1) for sums in (reading.features, written.features[rows])]
+            assert target.features is not None and draft.features is not None
+            means = [sums / lengths.unsqueeze(1) for sums in (target.features, draft.features)]
             return self.probe.target(means[0]), self.probe.draft(means[1])
-        if reading.log_p is not None:
-            lengths = counts if config.scorer == "likelihood" else torch.ones_like(counts)
-            log_p, log_q = reading.log_p / lengths, written.log_q[rows] / lengths
+        if self.needs_laws:
+            assert target.log_prob is not None and draft.log_prob is not None
+            lengths = lengths if config.scorer == "likelihood" else ones
+            log_p, log_q = target.log_prob / lengths, draft.log_prob / lengths
             # Only the ratio decides: a long segment's own probability is nothing in float64.
             larger = torch.maximum(log_p, log_q) if config.scorer == "sequence" else torch.zeros_like(log_p)
             return (log_p - larger).exp(), (log_q - larger).exp()
-        ones = torch.ones_like(counts)
         if config.scorer == "none":
             return 0 * ones, ones
-        coins = torch.rand(len(rows), generator=self.call.randomness.second, device=self.call.device)
+        coins = torch.rand(len(counts), generator=self.call.randomness.second, device=self.call.device)
         return (coins < config.accept_rate).double(), ones

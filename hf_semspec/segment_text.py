@@ -63,9 +63,9 @@ class Segment:
         self.thought_ended = self.thought_ended or self._find(self.think_end, known) >= 0
 
     def copy(self) -> "Segment":
-        """The same segment, to be gone on with otherwise."""
+        """The same segment, for another writer, whose tokens count from 0."""
         other = Segment(self.stop, self.think_end, self.most)
-        other.text, other.tokens = self.text, self.tokens
+        other.text = self.text
         other.ended, other.thought_ended = self.ended, self.thought_ended
         return other
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -12,11 +12,24 @@ from .cache import RowStates
 from .call_state import CallState
 from .calls import Block
 from .decoder import CachedModel
+from .drafting import Draft
 from .sampling import Processors
 from .segments import within_top_k
 from .speculation import Speculation
 
 CHECK_TOKENS = 128  # positions whose logits are held at once
+
+
+class Evidence(NamedTuple):
+    """What scorers look at of a segment in each of some rows, under one model.
+
+    Args:
+        log_prob: (rows,) float64 sum of the tokens' log-probabilities; `None` if not asked for.
+        features: (rows, size) sum of the last hidden states that predict the tokens; `None` if not asked for.
+    """
+
+    log_prob: torch.Tensor | None
+    features: torch.Tensor | None
 
 
 class RowShelf:
@@ -84,7 +97,34 @@ class RowShelf:
 
 
 class Turn(Speculation):
-    """Rounds over some of a call's rows, while others wait or are written by another turn."""
+    """Rounds over some of a call's rows, while others wait or are written by another turn.
+
+    Args:
+        dictated: ids that are decided already, by row: where there are any the next one is taken instead of a draw.
+        others: as [`Speculation`].
+    """
+
+    def __init__(self, *args: Any, dictated: dict[int, list[int]] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.dictated = dictated or {}
+
+    def commit(self, block: Block, decision: Acceptance) -> None:
+        """Append what was decided."""
+        queues = [self.dictated.get(row) for row in self.live]
+        if any(queues):
+            token = self._token(decision).clone()
+            for place, ids in enumerate(queues):
+                if ids:
+                    token[place] = ids.pop(0)
+            decision = decision._replace(law=None, token=token)
+        super().commit(block, decision)
+
+    def _token(self, decision: Acceptance) -> torch.Tensor:
+        """The token of each row that comes after what is accepted, (live,)."""
+        if decision.token is not None:
+            return decision.token
+        assert decision.law is not None
+        return self.call.randomness.draw(decision.law)[0]
 
     def _keep_for_output(self, leaving: list[int], others: bool) -> None:
         super()._keep_for_output(leaving, others or len(self.call.hits) < self.call.batch)
@@ -109,26 +149,22 @@ class Writing(Turn):
         with_features (`bool`): whether to keep `features`.
         others: as [`Speculation`]; `target` is the model that writes.
 
-    Afterwards `log_q` (batch,) holds the sum of the log-probabilities of each row's tokens, if laws are kept, and
-    `features` (batch, size) the sum of the last hidden states that predicted them.
+    Afterwards `evidence` holds both sums for any of its rows, the first if laws are kept.
     """
 
     def __init__(self, *args: Any, with_features: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.with_features = with_features
-        self.log_q = torch.zeros(self.call.batch, dtype=torch.float64, device=self.call.device)
+        self.log_prob = torch.zeros(self.call.batch, dtype=torch.float64, device=self.call.device)
         self.features: torch.Tensor | None = None
 
     def commit(self, block: Block, decision: Acceptance) -> None:
         """Append one token to each row."""
-        token = decision.token
-        if token is None:
-            assert decision.law is not None
-            token, _ = self.call.randomness.draw(decision.law)
+        token = self._token(decision)
         rows = torch.tensor(self.live, device=self.call.device)
         if block.log_p is not None:
             own = block.log_p[:, 0, 0].gather(-1, token.unsqueeze(-1)).squeeze(-1)
-            self.log_q.index_add_(0, rows, own.double())
+            self.log_prob.index_add_(0, rows, own.double())
         if self.target.hidden is not None:
             hidden = wide(self.target.hidden[:, -1].to(self.call.device))
             if self.features is None:
@@ -146,10 +182,14 @@ class Writing(Turn):
             self.commit(block, self.plain(block))
         self.target.keep_hidden = False
 
+    def evidence(self, rows: Sequence[int]) -> Evidence:
+        """Of what it has written in `rows`."""
+        return Evidence(self.log_prob[rows], None if self.features is None else self.features[rows])
+
 
 @dataclass
 class Reading:
-    """What the target has read of drafted segments, one a row, of at most γ tokens.
+    """What a model has read of segments that the other one wrote, one a row, of at most γ tokens.
 
     Args:
         ids: (rows, γ) int64; what is behind a row's own count means nothing, here as in the following.
@@ -157,8 +197,7 @@ class Reading:
         first, last: (rows, vocabulary) processed scores before the segment's first token, and after its last.
         choices: (rows, γ + 1) int64, the best id at each place.
         top_k: (rows,) bool, whether every token is among the k best; `None` if k is 0.
-        log_p: (rows,) float64 sum of the tokens' log-probabilities; `None` if not asked for.
-        features: (rows, size) sum of the last hidden states that predict the tokens; `None` if not asked for.
+        evidence: what scorers look at.
         scores, logits: (rows, γ + 1, vocabulary) float32, processed and raw; `None` unless the caller wants them, or
             a trace the processed ones.
         broken: () bool, whether the scores hold nan or a place without mass.
@@ -170,22 +209,30 @@ class Reading:
     last: torch.Tensor
     choices: torch.Tensor
     top_k: torch.Tensor | None
-    log_p: torch.Tensor | None
-    features: torch.Tensor | None
+    evidence: Evidence
     scores: torch.Tensor | None
     logits: torch.Tensor | None
     broken: torch.Tensor
 
+    def block(self, draft: Draft, sampling: bool) -> Block:
+        """What is to be committed of it, with the segments it was made of."""
+        scores = self.scores
+        if scores is None:
+            scores = self.first[:, None, :1].expand(-1, draft.ids.shape[2] + 1, -1)  # only their number is looked at
+        logits = None if self.logits is None else self.logits.unsqueeze(1)
+        choices = None if sampling else self.choices.unsqueeze(1)
+        return Block(draft, scores.unsqueeze(1), logits, None, choices, None, self.broken)
+
 
 class Reader:
-    """Reads drafted segments with the target.
+    """Reads segments that another model wrote: the target those of the draft.
 
     Args:
         call: the call.
-        target: the target.
-        processors: of the target's logits.
+        target: the model that reads.
+        processors: of its logits.
         top_k (`int`): k of `Reading.top_k`.
-        with_laws, with_features (`bool`): whether `Reading.log_p` and `Reading.features` are wanted.
+        with_laws, with_features (`bool`): which of its evidence is wanted.
     """
 
     def __init__(
@@ -232,8 +279,7 @@ class Reader:
             last,
             torch.cat(parts["choices"], dim=1),
             torch.stack(parts["top_k"]).all(dim=0) if "top_k" in parts else None,
-            torch.stack(parts["log_p"]).sum(dim=0) if "log_p" in parts else None,
-            torch.stack(parts["features"]).sum(dim=0) if "features" in parts else None,
+            Evidence(*(torch.stack(parts[name]).sum(dim=0) if name in parts else None for name in Evidence._fields)),
             torch.cat(parts["scores"], dim=1) if "scores" in parts else None,
             torch.cat(parts["logits"], dim=1) if "logits" in parts else None,
             torch.stack(parts["broken"]).any(),
@@ -264,7 +310,7 @@ class Reader:
             found["top_k"] = (within_top_k(scores, tokens, self.top_k) | ~drafted).all(dim=-1)
         if self.with_laws:
             own = functional.log_softmax(scores, dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-            found["log_p"] = own.double().masked_fill(~drafted, 0.0).sum(dim=-1)
+            found["log_prob"] = own.double().masked_fill(~drafted, 0.0).sum(dim=-1)
         if self.target.hidden is not None:
             hidden = wide(self.target.hidden[:, -size:].to(call.device))
             found["features"] = hidden.masked_fill(~drafted.unsqueeze(-1), 0.0).sum(dim=1)

@@ -60,10 +60,11 @@ def leading_matches(choices: Tensor, ids: Tensor, counts: Tensor) -> Tensor:
     return torch.minimum(same, counts - 1)
 
 
-def residual_keep_probability(target: Tensor, draft: Tensor) -> Tensor:
-    """(1 - Q/P)_+: with this probability a segment that the target writes after a rejection is kept, and else drawn
-    again, in the variant whose committed law is exactly P (ours, for reference)."""
-    return (1 - score_ratio(draft, target)).clamp(min=0.0)
+def residual_keep_probability(target: Tensor, draft: Tensor, acceptance: Tensor) -> Tensor:
+    """(1 - a·Q/P)_+, which is (1 - Q/P)_+ for a = min(1, P/Q): with this probability a segment that the target writes
+    after a rejection is kept, and else drawn again, in the variant whose committed law is exactly P (ours, for
+    reference)."""
+    return (1 - acceptance * score_ratio(draft, target)).clamp(min=0.0)
 
 
 def committed_law(target: Tensor, draft: Tensor, acceptance: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from .checks import assign, bad_value, entry_of, integer, listed, real
+from .checks import assign, bad_value, entry_of, integer, listed, real, shown
 from .token_configs import EASDConfig, LosslessConfig, token_level
 
 SCORERS = ("probe", "sequence", "likelihood", "random", "none")
 FIRST_SEGMENTS = ("target", "draft")
+RESIDUALS = ("plain", "exact")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,12 @@ class SemanticConfig:
             P̂/Q̂ below this always fails, >= 0; `inf` lets nothing pass by its score.
         accept_ratio (`float`, *optional*, defaults to 0.9999):
             Greedy decoding accepts iff P̂/Q̂ is at least this (and at least `accept_floor`), >= 0. Ours.
+        residual (`"plain"` or `"exact"`, *optional*, defaults to `"plain"`):
+            What the target writes where a drafted segment fails: `"plain"` what it likes, as in the release; `"exact"`
+            what its law has more than the draft's, so that with true P̂ and Q̂ the output follows the target's law. It
+            writes, and both models score, segment after segment until one is kept: for reference, slow, and for
+            sampling only. It needs the scorer `"probe"`, `"sequence"` or `"likelihood"`, `top_k_accept=0` and
+            `revise_with=None`. Ours.
         bonus (`bool`, *optional*, defaults to `True`):
             After a segment that stands, commit one token of the target's, which its pass has given anyway.
         think_end (`str` or `None`, *optional*, defaults to `"</think>"`):
@@ -64,7 +71,8 @@ class SemanticConfig:
             least 1. Greedy decoding gives the same tokens whatever it is. Ours.
 
     Raises:
-        ValueError: If a value is of the wrong type or out of its range, or `revise_with` has `compile_draft` on.
+        ValueError: If a value is of the wrong type or out of its range, `revise_with` has `compile_draft` on, or
+            `residual="exact"` stands beside a field that it cannot be exact with.
     """
 
     name: ClassVar[str] = "semantic"
@@ -78,6 +86,7 @@ class SemanticConfig:
     top_k_accept: int = 0
     accept_floor: float = 0.0
     accept_ratio: float = 0.9999
+    residual: Literal["plain", "exact"] = "plain"
     bonus: bool = True
     think_end: str | None = "</think>"
     max_finish_tokens: int | None = None
@@ -90,7 +99,7 @@ class SemanticConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise bad_value(name, value, "None or a text that is not empty")
-        for name, choices in (("scorer", SCORERS), ("first_segment", FIRST_SEGMENTS)):
+        for name, choices in (("scorer", SCORERS), ("first_segment", FIRST_SEGMENTS), ("residual", RESIDUALS)):
             value = getattr(self, name)
             if not isinstance(value, str) or value not in choices:
                 raise bad_value(name, value, f"one of {listed(choices)}")
@@ -109,6 +118,21 @@ class SemanticConfig:
         assign(self, "revise_with", token_level("revise_with", self.revise_with))
         if self.revise_with is not None and self.revise_with.compile_draft:
             raise ValueError("`revise_with` must leave `compile_draft` off: semantic reads the draft's hidden states.")
+        if self.residual == "exact":
+            self._check_exact()
+
+    def _check_exact(self) -> None:
+        for name, value, fits in (
+            ("scorer", self.scorer, self.scorer in ("probe", "sequence", "likelihood")),
+            ("top_k_accept", self.top_k_accept, self.top_k_accept == 0),
+            ("revise_with", self.revise_with, self.revise_with is None),
+        ):
+            if not fits:
+                raise ValueError(
+                    f"`residual='exact'` does not go with {name}={shown(value)}: it redraws by P̂ and Q̂ what the "
+                    "target writes alone, so it needs the scorer 'probe', 'sequence' or 'likelihood', "
+                    "`top_k_accept=0` and `revise_with=None`; or take `residual='plain'`."
+                )
 
     @property
     def reads_text(self) -> bool:

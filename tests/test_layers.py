@@ -20,6 +20,7 @@ LAYERS = [
     ["compatibility", "pipelines"],
     ["schemes"],
     ["segment_rounds", "continuations"],
+    ["segment_residual"],
     ["segment_scoring"],
     ["population", "verification"],
     ["translation"],

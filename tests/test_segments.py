@@ -55,20 +55,25 @@ def test_the_committed_law_is_the_one_that_the_page_states(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_exact_residual_gives_the_targets_law_and_a_wrong_one_does_not(seed: int) -> None:
+@pytest.mark.parametrize("floor", [0.0, 0.7, math.inf])
+def test_the_exact_residual_gives_the_targets_law_and_a_wrong_one_does_not(seed: int, floor: float) -> None:
     p, q = laws(seed)
-    acceptance = acceptance_probability(score_ratio(p, q), 0.0)
-    assert_exact(exact_law(p, q, acceptance, residual_keep_probability(p, q)), p)
+    acceptance = acceptance_probability(score_ratio(p, q), floor)
+    keep = residual_keep_probability(p, q, acceptance)
+    assert_exact(exact_law(p, q, acceptance, keep), p)
+    if floor == 0:
+        assert_exact(keep[p > 0], (1 - q / p).clamp(min=0)[p > 0])
     wrong = exact_law(p, q, acceptance, torch.ones_like(p))
-    with pytest.raises(AssertionError):
-        assert_exact(wrong, p)
     assert_exact(wrong, committed_law(p, q, acceptance))
+    if floor < math.inf:  # where nothing passes, to keep all is right
+        with pytest.raises(AssertionError):
+            assert_exact(wrong, p)
 
 
 def test_equal_laws_reject_nothing_and_disjoint_ones_all() -> None:
     p, _ = laws(0)
     assert_exact(acceptance_probability(score_ratio(p, p), 0.0), torch.ones_like(p))
-    assert_exact(exact_law(p, p, torch.ones_like(p), residual_keep_probability(p, p)), p)
+    assert_exact(exact_law(p, p, torch.ones_like(p), residual_keep_probability(p, p, torch.ones_like(p))), p)
     one, other = torch.eye(2, dtype=torch.float64)
     assert acceptance_probability(score_ratio(one, other), 0.0).tolist() == [0.0, 0.0]
     assert_exact(committed_law(one, other, torch.zeros(2, dtype=torch.float64)), one)

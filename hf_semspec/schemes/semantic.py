@@ -23,6 +23,7 @@ def decode(request: Request, revisers: dict[str, MakeReviser]) -> tuple[Any, Dec
             reading = state.check(draft)  # CHECK: one target pass over [pending ; d]
             scores = state.scores(reading)  # P̂ = probe_p(f_p), Q̂ = probe_q(f_q)
             decision = state.judge(reading, scores)  # ok iff u < min(1, P̂/Q̂), or every d_t in the top k
+            reading = state.redraw(draft, reading, decision)  # residual="exact": s' ~ p until one is kept
             state.commit(draft, reading, decision)  # ok: d and a bonus; else roll back, the first token from p_1
         state.revise()  # REVISE: the target writes on to its own segment stop
     return state.output()
