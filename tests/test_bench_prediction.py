@@ -10,8 +10,9 @@ from hf_semspec.bench.advice import compare_vocabularies, forecast_all, warnings
 from hf_semspec.bench.agreement import Agreement, agreement_on, block_chi2
 from hf_semspec.bench.costs import forecast, needed
 from hf_semspec.bench.prediction import best_particles, best_verified, expected_tokens, interpolated, speed_up
-from hf_semspec.bench.rivals import Way
+from hf_semspec.bench.rivals import DEFAULT_SCHEMES, Way, wanted_way
 from hf_semspec.bench.subject import Subject
+from hf_semspec.evaluation.contenders import Contender as Wanted
 
 from .models import draft_of, prompts, tiny, tokenizer
 
@@ -88,6 +89,8 @@ class TestForecasts:
         assert found("easd", keeps=0.5) == pytest.approx((1 + 0.25 + 0.0625 + 0.25**3) / 2.25)
         # Four particles of each of two prompts; every token counts.
         assert found("smc", "sampling", number=4) == pytest.approx(4 / (3.0 + 3 * 0.5))
+        # Segments that are all kept, each with a bonus.
+        assert found("semantic") == pytest.approx(4 / (1.5 + 3 * 0.25))
         # One prompt after the other: its own round costs 2.25 s for 1.875 tokens, plain makes one a second.
         assert found("assisted", alone=True) == pytest.approx(1.875 / (1.5 + 0.75))
 
@@ -95,6 +98,12 @@ class TestForecasts:
     def test_nothing_is_said_of_what_has_no_formula(self, changed):
         assert forecast(self.way("lossless", **changed), 2, SECONDS, ACCEPTANCE) is None
         assert forecast(self.way("parse"), 2, SECONDS, ACCEPTANCE) is None
+
+    def test_segments_have_a_length_only_where_all_are_kept(self):
+        model = tiny(layers=1)
+        ways = {name: wanted_way(Subject(model, model, []), Wanted(name, *rest)) for name, *rest in DEFAULT_SCHEMES}
+        lengths = {name: way.length for name, way in ways.items() if way.kind == "semantic"}
+        assert lengths == {"semantic, all kept": 16, "semantic, none kept": None}
 
     def test_what_a_forecast_needs_is_measured(self):
         ways = [self.way("smc", number=4), self.way("assisted", alone=True), self.way("lossless"), self.way("parse")]
@@ -114,17 +123,25 @@ class TestAdvice:
 
     def forecasts(self, draft, chi2=0.1):
         both = {"greedy": self.GOOD, "sampling": self.GOOD}
-        return forecast_all(both, {1: chi2, 4: 4 * chi2}, self.costs(draft), [1, 8])
+        return forecast_all(both, {1: chi2, 4: 4 * chi2}, self.costs(draft), [1, 8], answer=30)
 
     def test_every_scheme_at_every_batch(self):
         found = {(entry["scheme"], entry["batch"]): entry for entry in self.forecasts(0.05)}
-        assert len(found) == 10
+        assert len(found) == 12
         lossless = found["lossless, greedy", 1]
         n, step = lossless["num_draft_tokens"], 1.01
         own = expected_tokens(0.8, n) / ((1 + 0.01 * (n + 1)) / step + n * 0.05 / step)
         assert lossless["speed_up"] == pytest.approx(own)
         assert found["lossless, sampling", 1]["speed_up"] < lossless["speed_up"]
-        assert found["parse, at most", 8]["speed_up"] == pytest.approx(1.01 / 0.05)
+        parse, semantic = found["parse, all kept", 8], found["semantic, segments of 32, all kept", 1]
+        assert parse["speed_up"] == pytest.approx(30 * step / (1 + 0.31 + 30 * 0.05))
+        assert semantic["speed_up"] > 10
+        for whole, length in ((parse, 30), (semantic, 32)):
+            # A share k kept, the rest at a target step a token: as fast as plain decoding at the share named.
+            cost = (1 + 0.01 * (length + 1)) * max(1, (length + 1) / 32) + length * 0.05
+            spent = cost / step + (1 - whole["break_even"]) * length
+            assert spent == pytest.approx(length, rel=1e-2)
+        assert lossless["break_even"] is None
         assert found["smc, half the particles alive", 1]["num_particles"] in (2, 4, 8, 16)
 
     def test_a_draft_as_dear_as_its_target_is_warned_of(self):
@@ -133,8 +150,8 @@ class TestAdvice:
         cheap, dear = self.forecasts(0.05), self.forecasts(2.0)
         assert warnings_of(same, both, cheap) == []
         warned = warnings_of(same, both, dear)
-        assert [text.split(":")[0] for text in warned] == ["batch 1", "batch 8", "parse"]
-        assert "no scheme can win" in warned[0]
+        assert [text.split(":")[0] for text in warned] == ["batch 1", "batch 8", "semantic", "parse"]
+        assert "no token-level scheme can win" in warned[0]
 
     def test_particles_without_weight_are_warned_of(self):
         both = {"greedy": self.GOOD, "sampling": self.GOOD}

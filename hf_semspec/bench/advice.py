@@ -18,7 +18,7 @@ from ..timing import Progress, silent
 from .agreement import Agreement, agreement_on, block_chi2
 from .contenders import GREEDY, SAMPLING
 from .costs import Seconds, measure_costs
-from .prediction import Cost, Forecast, best_particles, best_verified, interpolated
+from .prediction import Cost, Forecast, best_particles, best_verified, interpolated, whole_pieces
 from .request import PairRequest
 from .results import title_of
 from .subject import Subject
@@ -26,6 +26,7 @@ from .subject import Subject
 WIDTHS, BATCHES = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8)
 LENGTHS, NUMBERS = (1, 2, 3, 4, 5, 6, 8, 12, 16), (2, 4, 8, 16)
 CHI2_LENGTHS = (1, 2, 4, 8, 16)
+SEGMENT = 32  # tokens, of semantic's
 # Below this a forecast is no gain: it leaves out all time outside the forwards.
 WORTH = 1.05
 
@@ -42,7 +43,8 @@ class Advice:
         chi2 (`dict[int, float]`): by γ, χ² of a block of drafted tokens.
         seconds (`dict[tuple[str, int, int], float]`): of a forward: (`target` or `draft`, rows, tokens a row).
         forecasts (`list[dict]`): one for each scheme, mode and batch: `speed_up`, `num_draft_tokens`,
-            `num_particles`; `speed_up` is `None` where nothing can be said.
+            `num_particles`, and of parse and semantic `break_even`, the share of the drafted tokens that must be kept
+            for any gain; `speed_up` is `None` where nothing can be said.
         warnings (`list[str]`): what speaks against the pair.
     """
 
@@ -153,7 +155,7 @@ def check(
         contexts = subject.prompts[: max(2, len(subject.prompts) // 2)]
         chi2 = block_chi2(subject.model, subject.draft, contexts, CHI2_LENGTHS, blocks=blocks, seed=request.seed)
     seconds = measure_costs(subject, places, places, context=new_tokens, repeats=repeats, report=report)
-    forecasts = forecast_all(agreement, chi2, seconds, sorted({*batches}))
+    forecasts = forecast_all(agreement, chi2, seconds, sorted({*batches}), new_tokens)
     run = {**request.describe(), "new_tokens": new_tokens, "blocks": blocks, "repeats": repeats}
     meta = {**describe(command), "about": subject.about, "run": run}
     warned = warnings_of(vocabulary, agreement, forecasts)
@@ -203,7 +205,11 @@ def _agreement(subject: Subject, new_tokens: int, options: dict[str, Any], seed:
 
 
 def forecast_all(
-    agreement: Mapping[str, Agreement], chi2: Mapping[int, float], seconds: Seconds, batches: Sequence[int]
+    agreement: Mapping[str, Agreement],
+    chi2: Mapping[int, float],
+    seconds: Seconds,
+    batches: Sequence[int],
+    answer: int,
 ) -> list[dict[str, Any]]:
     """The best setting of every scheme at every batch; entries as in [`Advice`].
 
@@ -212,19 +218,21 @@ def forecast_all(
         chi2 (`Mapping[int, float]`): by γ.
         seconds (`Seconds`): of forwards, 1 row and 1 token among them.
         batches (`Sequence[int]`): rows.
+        answer (`int`): tokens of an answer, for parse.
     """
     entries = []
     for batch in batches:
         target, draft = _costs(seconds, batch)
-        found: dict[str, Forecast | None] = {"parse, at most": Forecast(1 / draft(batch, 1), 0)}
+        given: dict[str, Any] = {"target": target, "draft": draft, "batch": batch}
+        found: dict[str, Forecast | None] = {"parse, all kept": whole_pieces(answer, bonus=0, **given)}
         if agreement:
             greedy, sampling = agreement["greedy"], agreement["sampling"]
-            given: dict[str, Any] = {"target": target, "draft": draft, "batch": batch}
             found = {
                 "lossless, greedy": best_verified(greedy.greedy, lengths=LENGTHS, **given),
                 "lossless, sampling": best_verified(sampling.overlap, lengths=LENGTHS, **given),
                 "easd, greedy": best_verified(greedy.greedy, lengths=LENGTHS, keeps=1 - greedy.uncertain, **given),
                 "smc, half the particles alive": best_particles(chi2, numbers=NUMBERS, **given),
+                f"semantic, segments of {SEGMENT}, all kept": whole_pieces(SEGMENT, bonus=1, **given),
                 **found,
             }
         for scheme, each in found.items():
@@ -235,6 +243,7 @@ def forecast_all(
                     "speed_up": None if each is None else each.speed_up,
                     "num_draft_tokens": None if each is None else each.num_draft_tokens or None,
                     "num_particles": None if each is None or not scheme.startswith("smc") else each.num_particles,
+                    "break_even": None if each is None or math.isnan(each.break_even) else each.break_even,
                 }
             )
     return entries
@@ -256,23 +265,24 @@ def warnings_of(
     found = []
     if vocabulary["kind"] in ("foreign", "unequal"):
         found.append(f"vocabulary: {vocabulary['note']}")
-    token_level = [entry for entry in forecasts if not entry["scheme"].startswith("parse")]
+    token_level = [entry for entry in forecasts if entry["break_even"] is None]
     for batch in dict.fromkeys(entry["batch"] for entry in token_level):
         here = [entry for entry in token_level if entry["batch"] == batch]
         best = max((entry["speed_up"] or 0.0 for entry in here), default=0.0)
         if best < WORTH:
             found.append(
-                f"batch {batch}: no scheme can win with this draft (at best {best:.2f}x plain decoding by its "
-                "forwards alone): decode plainly, or take a draft that is cheaper or agrees more"
+                f"batch {batch}: no token-level scheme can win with this draft (at best {best:.2f}x plain decoding by "
+                "its forwards alone): decode plainly, or take a draft that is cheaper or agrees more"
             )
     if any(entry["scheme"].startswith("smc") and entry["speed_up"] is None for entry in token_level):
         found.append(
             "smc: the weights of even the shortest block leave less than half the particles alive, so that it would "
             "be fast and far from the target's law: take a closer draft"
         )
-    ceiling = max((entry["speed_up"] or 0.0 for entry in forecasts if entry["scheme"].startswith("parse")), default=0)
-    if ceiling < WORTH:
-        found.append("parse: a forward of the draft costs as much as one of the target, so that nothing can be gained")
+    for scheme in ("semantic", "parse"):
+        gains = [entry["speed_up"] for entry in forecasts if entry["scheme"].startswith(scheme)]
+        if gains and max(gains) < WORTH:
+            found.append(f"{scheme}: the draft's forwards cost so much that nothing is gained even if all is kept")
     return found
 
 
@@ -288,4 +298,6 @@ def _forecast_cell(entry: Mapping[str, Any]) -> str:
     if entry["speed_up"] is None:
         return "–"
     parts = [f"{name}={entry[key]}" for name, key in (("γ", "num_draft_tokens"), ("N", "num_particles")) if entry[key]]
+    if entry["break_even"] is not None:
+        parts.append("no gain" if entry["break_even"] >= 1 else f"a gain from {entry['break_even']:.0%} kept on")
     return f"{entry['speed_up']:.2f}" + (f" ({', '.join(parts)})" if parts else "")

@@ -58,7 +58,8 @@ def forecast(
 ) -> float | None:
     """The speed-up over plain decoding of the batch that the way's forwards allow; `None` where no formula is known.
 
-    Known are drafting by the model and verifying one chain (a of the mode, less what easd rejects), and smc.
+    Known are drafting by the model and verifying one chain (a of the mode, less what easd rejects), smc, and segments
+    of semantic that are all kept.
 
     Args:
         way (`Way`): who.
@@ -67,9 +68,9 @@ def forecast(
         acceptance (`Mapping[str, float]`): `greedy` and `sampling`: a; `easd`: the share of tokens that its rule
             leaves of those that passed, at its default thresholds.
     """
-    if way.length is None or way.kind not in ("assisted", "lossless", "easd", "smc") or by_text(way):
+    if way.length is None or way.kind not in ("assisted", "lossless", "easd", "smc", "semantic") or by_text(way):
         return None
-    if way.kind == "smc":
+    if way.kind in ("smc", "semantic"):
         tokens = way.length + 1.0
     elif way.number > 1:
         return None

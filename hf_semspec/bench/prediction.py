@@ -24,12 +24,15 @@ class Forecast:
         num_draft_tokens (`int`): γ.
         num_particles (`int`): N of smc, 1 otherwise.
         tokens (`float`): expected new tokens a row and round.
+        break_even (`float`): of a scheme that keeps or drops whole pieces, the share of the drafted tokens that must
+            be kept for any gain; above 1 there is none.
     """
 
     speed_up: float
     num_draft_tokens: int
     num_particles: int = 1
     tokens: float = math.nan
+    break_even: float = math.nan
 
 
 def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
@@ -100,6 +103,23 @@ def best_particles(
         for number in numbers
     ]
     return max(forecasts, key=lambda each: each.speed_up, default=None)
+
+
+def whole_pieces(length: int, target: Cost, draft: Cost, *, batch: int, bonus: int) -> Forecast:
+    """What it gains to draft pieces of `length` tokens, which one target pass judges, if every one is kept.
+
+    If a share k of the tokens is kept and the target writes the others itself, these cost a step each: in all
+    c + Lρ + (1 - k)L steps for L tokens, a gain from k = ρ + c/L on.
+
+    Args:
+        length (`int`): L, of an answer (parse) or of a segment (semantic).
+        target, draft (`Cost`): c and ρ.
+        batch (`int`): rows.
+        bonus (`int`): tokens that the pass gives besides.
+    """
+    pass_cost, step_cost = target(batch, length + 1), draft(batch, 1)
+    gain = speed_up(length + bonus, length, pass_cost, step_cost)
+    return Forecast(gain, 0, tokens=length + bonus, break_even=step_cost + pass_cost / length)
 
 
 def interpolated(costs: Mapping[tuple[int, int], float]) -> Cost:

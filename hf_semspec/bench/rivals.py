@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 from ..cache import text_config
 from ..comparison import stock_schedule
-from ..configuration import SCHEME_CONFIGS, EASDConfig, SemSpecConfig
+from ..configuration import SCHEME_CONFIGS, EASDConfig, SemanticConfig, SemSpecConfig
 from ..drafters import asks_for_model
 from ..drafts import first_clash
 from ..evaluation.contenders import ASSISTED, DRAFT, TARGET, parse_contenders
@@ -26,6 +26,12 @@ TUNED = "HF assisted, tuned"
 MODES = {"greedy": GREEDY, "sampling": SAMPLING}
 LOOKUP_TOKENS, ENSEMBLE_WEIGHT = 5, 0.5
 _SAMPLING: dict[str, Any] = {"do_sample": True}
+_SEGMENTS: dict[str, Any] = {
+    "first_segment": "draft",
+    "segment_stop": None,
+    "think_end": None,
+    "max_segment_tokens": 16,
+}
 # name, kind, options
 DEFAULT_SCHEMES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("lossless γ=2", "lossless", {"num_draft_tokens": 2}),
@@ -36,9 +42,11 @@ DEFAULT_SCHEMES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("lossless γ=4, sampling", "lossless", {"num_draft_tokens": 4, **_SAMPLING}),
     ("lossless 4 chains γ=4, sampling", "lossless", {"num_draft_tokens": 4, "num_chains": 4, **_SAMPLING}),
     ("smc N=4 γ=8", "smc", {"num_particles": 4, "num_draft_tokens": 8}),
-    # What parse keeps is up to the target's judgement: the two ends of what that can mean for speed.
+    # What parse and semantic keep is up to the judgement and the probes: the two ends of what that can mean for speed.
     ("parse, all kept", "parse", {"accept_threshold": 0.0, "prefix_threshold": 0.0}),
     ("parse, none kept", "parse", {"accept_threshold": 2.0, "prefix_threshold": 2.0}),
+    ("semantic, all kept", "semantic", {**_SEGMENTS, "scorer": "random", "accept_rate": 1.0}),
+    ("semantic, none kept", "semantic", {**_SEGMENTS, "scorer": "none"}),
 )
 COMPILED_DRAFT = ("lossless γ=4, compiled draft", "lossless", {"num_draft_tokens": 4, "compile_draft": True})
 
@@ -55,7 +63,7 @@ class Way:
         alone (`bool`): whether it takes one prompt at a time.
         decode (`Callable[[Batch, int], Any]`): decodes a batch with so many new tokens; a tensor of ids, or an output
             with `sequences` and `stats`.
-        length (`int`, *optional*): γ, where it is one number.
+        length (`int`, *optional*): γ, where it is one number; of semantic, the tokens of a segment if all are kept.
         number (`int`): rows of either model for each prompt: chains or particles.
         keeps (`float`, *optional*): share of the accepted tokens that an extra rejection leaves; `None` where that is
             up to the pair.
@@ -150,7 +158,7 @@ def wanted_way(subject: Subject, wanted: Wanted) -> Way:
         decode = _stock(subject, {**wanted.fields, **sampling}, model=subject.draft)
         return Way(wanted.name, DRAFT, mode, False, False, decode, options=record)
     scheme = SemSpecConfig(wanted.kind, **{**wanted.fields, **sampling}).scheme_config
-    length = getattr(scheme, "num_draft_tokens", None)
+    length = _length(scheme)
     return Way(
         wanted.name,
         wanted.kind,
@@ -158,11 +166,19 @@ def wanted_way(subject: Subject, wanted: Wanted) -> Way:
         wanted.kind == "lossless" and mode == "greedy",
         False,
         _scheme(subject, wanted.kind, {**wanted.fields, **sampling}),
-        length if isinstance(length, int) else None,
+        length,
         getattr(scheme, "num_particles", getattr(scheme, "num_chains", 1)),
         _keeps(scheme),
         record,
     )
+
+
+def _length(scheme: Any) -> int | None:
+    if isinstance(scheme, SemanticConfig):
+        all_kept = (scheme.scorer, scheme.accept_rate, scheme.bonus, scheme.segment_stop) == ("random", 1, True, None)
+        return scheme.max_segment_tokens if all_kept else None
+    length = getattr(scheme, "num_draft_tokens", None)
+    return length if isinstance(length, int) else None
 
 
 def _keeps(scheme: Any) -> float | None:

@@ -66,13 +66,14 @@ SCALED = (
     ("lossless γ=4", "lossless", {"num_draft_tokens": 4}),
     ("smc N=4 γ=8", "smc", {"num_particles": 4, "num_draft_tokens": 8}),
 )
-PROFILED = (
+PROFILED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("lossless γ=4", "lossless", {"num_draft_tokens": 4}),
     ("lossless γ=4, sampling", "lossless", {"num_draft_tokens": 4, "do_sample": True}),
     ("easd γ=4", "easd", {"num_draft_tokens": 4}),
     ("smc N=4 γ=8", "smc", {"num_particles": 4, "num_draft_tokens": 8}),
     ("parse, all kept", "parse", {"accept_threshold": 0.0, "prefix_threshold": 0.0}),
     ("parse, none kept", "parse", {"accept_threshold": 2.0, "prefix_threshold": 2.0}),
+    *DEFAULT_SCHEMES[-2:],  # semantic
 )
 Unit = tuple[int, str]  # batch, name
 Results = dict[Unit, dict[str, Any]]
