@@ -72,6 +72,7 @@ def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any
             "attention_mask, or decode plainly with generate(..., semspec=None) and without assistant_model"
         )
     device = compute_device(model)
+    _check_ids(model, input_ids)
     ids = input_ids.to(device, torch.long)
     batch, width = ids.shape
     if ids.numel() == 0:
@@ -117,6 +118,21 @@ def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any
             "tokens, so fewer drafts may be accepted; pass the whole text to show it to them"
         )
     return Inputs(ids, own, visible, cache, fills_cache, cached, only_suffix)
+
+
+def _check_ids(model: Any, ids: torch.Tensor) -> None:
+    """Refuse ids that the model has no embedding for, which on an accelerator end the whole process. A model of more
+    than text may have placeholders beyond its vocabulary."""
+    config = text_config(model)
+    if config is not model.config or not ids.numel():
+        return
+    lowest, highest = ids.aminmax()
+    if int(lowest) < 0 or int(highest) >= config.vocab_size:
+        wrong = int(lowest if int(lowest) < 0 else highest)
+        raise ValueError(
+            f"input_ids holds the id {wrong}, but {type(model).__name__} has ids from 0 to {config.vocab_size - 1}: "
+            "encode the prompts with the target's tokenizer, and pad with an id that exists"
+        )
 
 
 def _check_rotary(model: Any, visible: torch.Tensor, room: int) -> None:

@@ -10,8 +10,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from .cache import RowStates
 from .canvas import Canvas
 from .drafting import ChainGenerator, Draft, NoDrafts
-
-MAX_NGRAM = 3
+from .token_configs import LosslessConfig
 
 
 class NGramGenerator(NoDrafts, CandidateGenerator):
@@ -36,7 +35,7 @@ class NGramGenerator(NoDrafts, CandidateGenerator):
         max_length: int,
         with_laws: bool,
         device: torch.device,
-        max_ngram: int = MAX_NGRAM,
+        max_ngram: int = LosslessConfig.max_ngram,
     ) -> None:
         self.vocabulary = vocabulary
         self.num_draft_tokens = num_draft_tokens

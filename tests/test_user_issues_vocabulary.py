@@ -79,6 +79,17 @@ def test_ui23_a_prompt_may_hold_ids_that_the_draft_lacks() -> None:
     assert output.stats.substituted_tokens >= 1
 
 
+@pytest.mark.parametrize("scheme", ["lossless", "smc", "semantic"])
+@pytest.mark.parametrize("wrong", [97, -100])
+def test_an_id_that_the_target_lacks_is_refused(scheme: str, wrong: int) -> None:
+    """On an accelerator it would end the process."""
+    target, inputs = tiny("llama", 0), prompts((3, 8))
+    inputs["input_ids"][1, 2] = wrong
+    segments = {"scorer": "none", "segment_stop": None, "think_end": None} if scheme == "semantic" else {}
+    config = SemSpecConfig(scheme, max_new_tokens=4, **segments)
+    refuses(target, draft_of(target, "near"), inputs, f"holds the id {wrong}, .* from 0 to 96", generation_config=config)
+
+
 @pytest.mark.parametrize("size", [97, 128])
 def test_ui25_same_size_or_not_other_tokens_are_found(size: int) -> None:
     """Found where both tokenizers are given: the draft then counts for the tokens that both have, under smc not at
