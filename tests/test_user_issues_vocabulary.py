@@ -87,7 +87,9 @@ def test_an_id_that_the_target_lacks_is_refused(scheme: str, wrong: int) -> None
     inputs["input_ids"][1, 2] = wrong
     segments = {"scorer": "none", "segment_stop": None, "think_end": None} if scheme == "semantic" else {}
     config = SemSpecConfig(scheme, max_new_tokens=4, **segments)
-    refuses(target, draft_of(target, "near"), inputs, f"holds the id {wrong}, .* from 0 to 96", generation_config=config)
+    refuses(
+        target, draft_of(target, "near"), inputs, f"holds the id {wrong}, .* from 0 to 96", generation_config=config
+    )
 
 
 @pytest.mark.parametrize("size", [97, 128])
