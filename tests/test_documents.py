@@ -37,12 +37,12 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.quantized
 def _with_marks(page):
     # The bench runs transformers' assisted generation, whose own calls transformers reports as deprecated.
     return pytest.param(page, marks=[pytest.mark.deprecated] if page.name == "benchmarks.md" else [], id=page.name)
 
 
+@pytest.mark.quantized
 @pytest.mark.parametrize("page", [_with_marks(page) for page in PAGES if blocks(page)])
 def test_python_blocks_run(page, monkeypatch, tmp_path):
     """The blocks of a page run in order, in one namespace that starts with a pair and its inputs."""

@@ -170,8 +170,8 @@ def compare_vocabularies(subject: Subject) -> dict[str, Any]:
     if clash is not None:
         index, own, other = clash
         note = (
-            f"different tokenizers (id {index} is {own!r} to the target and {other!r} to the draft): only parse can "
-            "use this draft"
+            f"different tokenizers (id {index} is {own!r} to the target and {other!r} to the draft): lossless and "
+            "easd draft the tokens that both have, which is not forecast here, parse takes text across"
         )
         return {"kind": "foreign", "sizes": sizes, "note": note}
     if sizes[0] == sizes[1]:

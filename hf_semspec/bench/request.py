@@ -27,8 +27,8 @@ class PairRequest:
     Args:
         model (`str` or `PreTrainedModel`, *optional*): the target: a Hub id, a folder, or a loaded model (with
             `tokenizer`).
-        draft (`str` or `PreTrainedModel`, *optional*): the draft: the same, or `bf16`, `nf4`, `int8` for a copy of the
-            target.
+        draft (`str` or `PreTrainedModel`, *optional*): the draft: the same, or made from the target
+            (`bf16`, `nf4`, `layers:N`, ...; see [`loading.load_named_draft`]).
         controlled (`float`, *optional*): in place of both: make a pair that agrees on this share of tokens; see
             [`controlled_pair`], also for `vocab` and `logit_scale`.
         target_size, draft_size (`Size`): shapes of that pair.

@@ -60,8 +60,8 @@ def evaluate(
 
     Args:
         model (`str` or `PreTrainedModel`): the target: a Hub id, a folder, or a loaded model (with `tokenizer`).
-        draft (`str` or `PreTrainedModel`, *optional*): the draft: the same, or `bf16`, `nf4`, `int8` for a copy of the
-            target. Not needed by `target` and `majority`.
+        draft (`str` or `PreTrainedModel`, *optional*): the draft: the same, or made from the target
+            (`bf16`, `nf4`, `layers:N`, ...; see [`loading.load_named_draft`]). Not needed by `target` and `majority`.
         task (`str` or `Task`): `gsm8k` or `jsonl` with `path`, or a task of one's own.
         contenders (`str` or `Iterable[str | Contender]`): see [`parse_contenders`]. The target is always among them.
         grids (`str` or `Sequence[str]`): see [`parse_grid`].
