@@ -68,8 +68,8 @@ class SegmentRounds:
         self.text: Callable[[Sequence[int]], str] = no_texts
         if config.reads_text:
             self.text = TokenTexts(find_tokenizer(request.model, request.tokenizer, TEXT_USE))
-        exact = config.residual == "exact"
-        self.residual = Residual(call, self.target, self.draft, self.scorer, self.text) if exact else None
+        parts = call, self.target, self.draft, self.scorer, self.processors, self.text
+        self.residual = Residual(*parts) if config.residual == "exact" else None
         self.phases = [DRAFT if config.first_segment == "draft" else REVISE] * batch
         self.segments = [
             Segment(config.segment_stop, config.think_end, config.max_segment_tokens) for _ in range(batch)
@@ -193,7 +193,7 @@ class SegmentRounds:
             return reading
         found = self.residual(self.rows_in(DRAFT), decision.outcome, self.segments, self.until)
         self.dictated |= found
-        return self.check(draft) if found else reading
+        return self.check(draft) if found and len(reading.counts) > 1 else reading
 
     def commit(self, draft: Draft, reading: Reading, decision: Acceptance) -> None:
         """Append what was decided, and let each row go on in the phase that follows from it."""

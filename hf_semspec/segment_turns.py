@@ -310,6 +310,7 @@ class Reader:
             found["top_k"] = (within_top_k(scores, tokens, self.top_k) | ~drafted).all(dim=-1)
         if self.with_laws:
             own = functional.log_softmax(scores, dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+            own = own.masked_fill(peak == -torch.inf, -torch.inf)  # no law at all: nan
             found["log_prob"] = own.double().masked_fill(~drafted, 0.0).sum(dim=-1)
         if self.target.hidden is not None:
             hidden = wide(self.target.hidden[:, -size:].to(call.device))
