@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
 from hf_semspec import LosslessConfig, SemanticConfig, SemSpecConfig, segment_residual
 from tests.helpers import (
@@ -196,16 +196,33 @@ def test_a_call_goes_on_wherever_it_began_and_stops_by_text(shape: str) -> None:
     assert torch.equal(*found)
 
 
+class Together(LogitsProcessor):
+    """Behind an id from 10 on, only such an id at every second place."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        rows = (input_ids[:, -1:] >= 10) & bool(input_ids.shape[1] % 2)
+        return scores.masked_fill(rows & (torch.arange(scores.shape[1]) < 10), -torch.inf)
+
+
 def test_what_the_draft_cannot_write_is_kept() -> None:
-    """A rule that leaves the draft no id at all is met by the target alone, and no error."""
-    target, draft = tiny("llama", 1, vocab=97), tiny("llama", 2, vocab=90)
-    allowed = {"prefix_allowed_tokens_fn": lambda row, ids: [95, 96] if len(ids) % 2 else list(range(1, 90))}
-    inputs = prompts((4,), seed=1, vocab=90)
-    config = SemSpecConfig("semantic", return_dict_in_generate=True, max_new_tokens=8, **SHORT, **EXACT)
+    """Where a text of the target's leaves the draft no id at all, Q̂ is 0, and that is no error."""
+    target, draft = tiny("llama", 1, vocab=16, initializer_range=0.2), tiny("llama", 2, vocab=10)
+    inputs = {name: value.expand(40, -1) for name, value in prompts((4,), seed=1, vocab=10).items()}
+    fields = {**SHORT, **EXACT, "max_segment_tokens": 2, "bonus": False}
+    config = SemSpecConfig("semantic", return_dict_in_generate=True, max_new_tokens=8, **fields)
+    torch.manual_seed(0)
+    together = LogitsProcessorList([Together()])
     with caught():
-        output = target.generate(**inputs, assistant_model=draft, generation_config=config, **allowed)
-    assert all((token > 94) == (place % 2 == 1) for place, token in enumerate(new_tokens(output, inputs)[0].tolist()))
-    assert output.stats.segments > 0
+        output = target.generate(**inputs, assistant_model=draft, generation_config=config, logits_processor=together)
+    new = new_tokens(output, inputs)
+    assert ((new[:, ::2] >= 10) <= (new[:, 1::2] >= 10)).all()
+    fell = [
+        (new[row, piece.start : piece.end])
+        for row in range(40)
+        for piece in output.segments[row]
+        if piece.rule == "rejected"
+    ]
+    assert any((ids[:-1] >= 10).any() for ids in fell), "the draft has no law inside some of them"
 
 
 def test_a_near_draft_is_drawn_for_as_often_as_it_is_drafted() -> None:
