@@ -158,6 +158,11 @@ def semantic_runs(rates: dict[str, float]) -> dict[str, list[str]]:
             f"random={semantic(scorer='random', accept_rate=round(rates[rate], 4))}",
             f"always={semantic(scorer='random', accept_rate=1)}",
         ]
+        if rate == "sampled":
+            contenders += [
+                f"cross_exact={semantic(probe=cross, residual='exact')}",
+                f"sequence_exact={semantic(scorer='sequence', residual='exact')}",
+            ]
         found[name] = [*mode, "--schemes", "target,draft,lossless", *contenders]
     return found
 
