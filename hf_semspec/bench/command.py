@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +129,7 @@ def execute_check(arguments: argparse.Namespace, command: str) -> int:
             report=Progress(),
             command=command,
         )
-    console = _console()
-    for table in advice.tables():
-        console.print(table)
-    for warning in advice.warnings:
-        console.print(f"! {warning}", highlight=False, markup=False)
+    _show(advice.tables(), *(f"! {warning}" for warning in advice.warnings))
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         write_json(arguments.out / "check.json", advice.to_dict())
@@ -160,10 +156,7 @@ def _bench(arguments: argparse.Namespace, command: str) -> None:
         report=Progress(),
         command=command,
     )
-    console = _console()
-    for table in measured.tables():
-        console.print(table)
-    console.print(NOTE, highlight=False, markup=False)
+    _show(measured.tables(), NOTE)
     if arguments.out is not None:
         print(f"written to {arguments.out}")
 
@@ -218,13 +211,17 @@ class Progress:
             self.said = time.monotonic()
 
 
-def _console() -> Any:
+def _show(tables: Iterable[Any], *notes: str) -> None:
     from rich.console import Console
 
     if sys.stderr.isatty():
         print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
     # A file has no width; 80 columns would fold the tables.
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+    for table in tables:
+        console.print(table)
+    for note in notes:
+        console.print(note, highlight=False, markup=False)
 
 
 def _quiet() -> None:
