@@ -338,3 +338,9 @@ class TestResuming:
         with pytest.raises(ValueError, match="contender 'lossless': The target scores 97 ids"):
             call(far, task, "draft,lossless", out=tmp_path)
         assert not Journal(tmp_path).records()
+
+
+def test_processes_that_do_not_see_each_other_are_an_error(pair, task, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="2 processes were started, but accelerate sees 1"):
+        call(pair, task, "target")
