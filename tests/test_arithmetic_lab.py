@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.arithmetic_lab.evaluate import judge_rates, right_answers, write_solutions
 from examples.arithmetic_lab.packing import IGNORE, Packer, Row, boundaries
-from examples.arithmetic_lab.rows import drafted_rows
+from examples.arithmetic_lab.rows import Rows, drafted_rows
 from examples.arithmetic_lab.settings import Settings
 from examples.arithmetic_lab.task import (
     Problem,
@@ -204,6 +204,7 @@ class TestTraining:
             "evaluate_every": 1,
             "validation": 4,
             "curriculum": 0,
+            "judge_from": 1,
             "threads": 1,
             "pool": 8,
         }
@@ -237,6 +238,17 @@ class TestTraining:
             trainer.train_step()
         pairs = zip(whole.model.parameters(), forgetful.model.parameters(), strict=True)
         assert not all(torch.equal(one, other) for one, other in pairs)
+
+    def test_writing_is_learned_before_judging(self, tmp_path):
+        rows = Rows(self.settings(tmp_path, tokens=3000, judge_from=2), tokenizer())
+        assert not any(row.judged or not all(row.expected) for row in rows(1))
+        assert all(row.judged for row in rows(2)) and not all(all(row.expected) for row in rows(2))
+
+    def test_what_is_in_its_band_is_not_trained_on(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(Trainer, "done", lambda self, result: True)
+        ended = Trainer(self.settings(tmp_path)).run()
+        again = Trainer(self.settings(tmp_path))
+        assert again.run() == ended and again.step == 1
 
     def test_saves_what_loads(self, tmp_path):
         Trainer(self.settings(tmp_path, steps=1)).run()

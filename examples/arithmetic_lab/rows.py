@@ -32,12 +32,13 @@ class Rows:
 
     def __call__(self, step: int) -> list[Row]:
         rng = random.Random(f"{self.settings.seed}-{step}")
+        judged = self.judged and step >= self.settings.judge_from
         grown = min(1.0, step / max(1, self.settings.curriculum))
         count = rng.randint(1 + round(3 * grown), 2 + round(8 * grown))
-        length = 12 * count + 8 + (3 * count + 3 if self.judged else 0)
+        length = 12 * count + 8 + (3 * count + 3 if judged else 0)
         number = max(2, self.settings.tokens // length)
         rows = self.drafted(rng, step, count, number // 2) if self.mixed(step) else []
-        return rows + [synthetic_row(rng, count, self.judged) for _ in range(number - len(rows))]
+        return rows + [synthetic_row(rng, count, judged) for _ in range(number - len(rows))]
 
     def mixed(self, step: int) -> bool:
         """Whether a step has rows of the draft's own."""

@@ -192,11 +192,12 @@ class Trainer:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        result: dict[str, Any] = {}
+        result: dict[str, Any] = self.history[-1] if self.history else {}
         sums, count, began = [0.0] * len(LOSSES), 0, time.monotonic() - self.seconds
         with Progress(*columns, refresh_per_second=1) as progress:
             task = progress.add_task(self.settings.role, total=self.settings.steps, completed=self.step)
-            while self.step < self.settings.steps and self.seconds < 60 * self.settings.minutes:
+            finished = bool(result) and self.done(result)
+            while not finished and self.step < self.settings.steps and self.seconds < 60 * self.settings.minutes:
                 sums = [total + loss for total, loss in zip(sums, self.train_step(), strict=True)]
                 count, self.seconds = count + 1, time.monotonic() - began
                 progress.update(task, completed=self.step)
@@ -207,8 +208,7 @@ class Trainer:
                     self.save_checkpoint()
                     progress.console.print(one_line(result))
                     sums, count = [0.0] * len(LOSSES), 0
-                    if self.done(result):
-                        break
+                    finished = self.done(result)
         self.save_model()
         return result
 
