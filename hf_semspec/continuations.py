@@ -151,8 +151,7 @@ class Continuer:
         segments = [Segment(self.config.segment_stop, None, self.config.max_segment_tokens) for _ in call.rows]
 
         def stops(row: int, ids: list[int]) -> bool:
-            segments[row].add(self.text([token for token in ids if token not in self.eos]), len(ids))
-            return segments[row].ended
+            return segments[row].add(self.text([token for token in ids if token not in self.eos]), len(ids))
 
         tentative = call.tentative()
         processors = Processors(call.request.processors)

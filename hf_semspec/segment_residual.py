@@ -90,11 +90,6 @@ class Residual:
         scratch.role, scratch.offsets = "target", call.offsets
         scratch.canvas = copy.deepcopy(call.canvas)
         scratch.rules = scratch.rules.eos_only()
-
-        def ends(row: int, ids: list[int]) -> bool:
-            own[row].add(self.text(ids), len(ids))
-            return own[row].ended or own[row].thought_ended
-
         self.target.bring(rows)
         turn = Writing(
             scratch,
@@ -103,13 +98,12 @@ class Residual:
             rows,
             with_laws=scorer.needs_laws,
             limits=limits,
-            pause=ends,
+            pause=lambda row, new: own[row].add(self.text(new), len(new)),
             keep_states=several,
             processors=self.processors,
             with_features=scorer.needs_features,
         )
         turn.run([self.target.cached[row] for row in rows])
-        turn.paused = sorted({*turn.paused, *scratch.hits})
         self.target.take(turn, turn.target_states, scratch.lengths(call.rows))
         counts = [scratch.canvas.generated[row] - call.canvas.generated[row] for row in rows]
         scratch.canvas.generated = list(call.canvas.generated)

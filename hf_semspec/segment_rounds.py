@@ -123,7 +123,6 @@ class SegmentRounds:
             with_features=self.scorer.needs_features,
         )
         turn.run([self.draft.cached[row] for row in rows])
-        turn.paused = sorted({*turn.paused, *tentative.hits})
         self.draft.take(turn, turn.target_states, canvas.lengths(call.rows))
         self.written, self.until = turn, limits
         counts = [canvas.generated[row] - start for row, start in zip(rows, starts, strict=True)]
@@ -132,9 +131,7 @@ class SegmentRounds:
         return self._without_thoughts(rows, counts)
 
     def _stops_drafting(self, row: int, ids: list[int]) -> bool:
-        segment = self.drafted[row]
-        segment.add(self.text(ids), len(ids))
-        return segment.ended or segment.thought_ended
+        return self.drafted[row].add(self.text(ids), len(ids))
 
     def _without_thoughts(self, rows: list[int], counts: list[int]) -> Draft | None:
         """The drafted segments but those that end the reasoning, which the target is to do itself."""

@@ -51,8 +51,8 @@ class Segment:
         self.rest = ""
         self.thought_ended = self.think_end is not None and self.think_end in text
 
-    def add(self, text: str, tokens: int) -> None:
-        """Append `text`, which is `tokens` tokens long."""
+    def add(self, text: str, tokens: int) -> bool:
+        """Append `text`, which is `tokens` tokens long; returns whether a draft of it ends here."""
         known = len(self.text)
         self.text += text
         self.tokens += tokens
@@ -61,6 +61,7 @@ class Segment:
             self.rest = self.text[place:]
         self.ended = self.ended or self.tokens >= self.most or place >= 0
         self.thought_ended = self.thought_ended or self._find(self.think_end, known) >= 0
+        return self.ended or self.thought_ended
 
     def copy(self) -> "Segment":
         """The same segment, for another writer, whose tokens count from 0."""

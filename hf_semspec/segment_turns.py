@@ -174,13 +174,14 @@ class Writing(Turn):
 
     def run(self, cached: Sequence[int]) -> None:
         """Feed what the model lacks of the rows, of which it holds `cached` tokens each, and write until none is
-        open."""
+        open. Rows that its own EOS has ended are paused like the others: nobody has judged them yet."""
         self.target.keep_hidden = self.with_features
         self.prefill(cached)
         while self.running:
             block = self.draft_and_score()
             self.commit(block, self.plain(block))
         self.target.keep_hidden = False
+        self.paused = sorted({*self.paused, *self.call.hits})
 
     def evidence(self, rows: Sequence[int]) -> Evidence:
         """Of what it has written in `rows`."""
