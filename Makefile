@@ -79,7 +79,7 @@ LAB := examples.arithmetic_lab
 lab: $(VENV)/.stamp
 	$(BIN)/python -m $(LAB).problems
 	$(BIN)/python -m $(LAB).train draft --out out/lab/draft --steps 20000 --decay 1000 --lr 3e-3 --tokens 4000 \
-		--evaluate-every 200
+		--no-muon --evaluate-every 200
 	$(BIN)/python -m $(LAB).train target --out out/lab/target --draft out/lab/draft $(ARGS)
 	$(BIN)/python -m $(LAB).report --target out/lab/target --draft out/lab/draft --out out/lab/heldout.json
 

@@ -228,16 +228,29 @@ class TestTraining:
         fresh = Trainer(self.settings(tmp_path / "parts", resume=False, **mixed))
         assert fresh.step == 0
 
-    def test_a_resumed_run_that_forgot_its_optimizer_would_differ(self, tmp_path):
+    @pytest.mark.parametrize("index", [0, 1])
+    def test_a_resumed_run_that_forgot_an_optimizer_would_differ(self, tmp_path, index):
         whole = Trainer(self.settings(tmp_path / "whole"))
         forgetful = Trainer(self.settings(tmp_path / "other"))
         for trainer in (whole, forgetful):
             trainer.train_step()
-        forgetful.optimizer.state.clear()
+        forgetful.optimizers[index].state.clear()
         for trainer in (whole, forgetful):
             trainer.train_step()
         pairs = zip(whole.model.parameters(), forgetful.model.parameters(), strict=True)
         assert not all(torch.equal(one, other) for one, other in pairs)
+
+    def test_every_weight_has_one_optimizer(self, tmp_path):
+        for muon, count in ((True, 2), (False, 1)):
+            trainer = Trainer(self.settings(tmp_path, muon=muon))
+            held = [
+                id(weight)
+                for optimizer in trainer.optimizers
+                for group in optimizer.param_groups
+                for weight in group["params"]
+            ]
+            assert len(trainer.optimizers) == count
+            assert sorted(held) == sorted(id(w) for part in (trainer.model, trainer.head) for w in part.parameters())
 
     def test_writing_is_learned_before_judging(self, tmp_path):
         rows = Rows(self.settings(tmp_path, tokens=3000, judge_from=2), tokenizer())

@@ -47,6 +47,25 @@ def build_model(settings: Settings, tokenizer: Tokenizer) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
+def build_optimizers(settings: Settings, model: Any, head: torch.nn.Linear) -> list[torch.optim.Optimizer]:
+    """AdamW for all weights or, with `settings.muon`, for what Muon is not for: it takes the layers' matrices.
+
+    Muon's update has about the same size in every direction (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon).
+    """
+    muon = [weight for weight in model.model.layers.parameters() if weight.dim() > 1] if settings.muon else []
+    taken = {id(weight) for weight in muon}
+    left = [weight for weight in model.parameters() if id(weight) not in taken]
+    matrices = [weight for weight in left if weight.dim() > 1]
+    vectors = [weight for weight in left if weight.dim() <= 1] + list(head.parameters())
+    decay = {"lr": settings.lr, "weight_decay": 0.05}
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.98), **decay)]
+    if muon:
+        # Updates as large as AdamW's, so that one learning rate serves both.
+        optimizers.append(torch.optim.Muon(muon, adjust_lr_fn="match_rms_adamw", **decay))
+    return optimizers
+
+
 def learning_rate(settings: Settings, step: int) -> float:
     """Linear warm-up, constant, linear decay."""
     rate = min(1.0, (step + 1) / max(1, settings.warmup))
@@ -99,11 +118,7 @@ class Trainer:
         self.model = build_model(settings, self.tokenizer)
         self.head = torch.nn.Linear(self.model.config.hidden_size, 1)
         self.packer, self.rows = Packer(self.tokenizer), Rows(settings, self.tokenizer)
-        matrices = [weight for weight in self.model.parameters() if weight.dim() > 1]
-        vectors = [weight for weight in self.model.parameters() if weight.dim() <= 1]
-        vectors += self.head.parameters()
-        groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
+        self.optimizers = build_optimizers(settings, self.model, self.head)
         self.step, self.seconds, self.history = 0, 0.0, []
         rng = random.Random(f"{settings.seed}-validation")
         self.validation = [sample_problem(rng, split="validation") for _ in range(settings.validation)]
@@ -122,15 +137,17 @@ class Trainer:
         state = torch.load(self.checkpoint, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.head.load_state_dict(state["head"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, held in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(held)
         self.step, self.seconds, self.history = state["step"], state["seconds"], state["history"]
 
     def save_checkpoint(self) -> None:
         """Writes the checkpoint whole or not at all."""
         names = ("step", "seconds", "history")
         state = {name: getattr(self, name) for name in names}
-        for name in ("model", "head", "optimizer"):
+        for name in ("model", "head"):
             state[name] = getattr(self, name).state_dict()
+        state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
         partial = self.checkpoint.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(self.checkpoint)
@@ -143,15 +160,16 @@ class Trainer:
     def train_step(self) -> list[float]:
         """One step of the optimizer; its losses."""
         batch = self.packer(self.rows(self.step))
-        for group in self.optimizer.param_groups:
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = learning_rate(self.settings, self.step)
         found = losses(self.model, self.head, batch)
         writing, early, judging, slips = found
         weighted = self.settings.label_weight * judging + self.settings.slip_weight * slips
         (writing + early + weighted).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return [loss.item() for loss in found]
 
