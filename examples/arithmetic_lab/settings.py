@@ -15,13 +15,13 @@ class Settings:
     role: str
     out: str
     draft: str | None = None  # folder of a trained draft, whose own solutions the target is to judge
-    steps: int = 4400
+    steps: int = 5600
     minutes: float = 90.0
     tokens: int = 2000  # columns a batch
     lr: float = 2e-3
     muon: bool = True  # the layers' matrices are Muon's; else all is AdamW's
     warmup: int = 100
-    decay: int = 1400  # the last steps, over which the rate falls to a twentieth
+    decay: int = 2000  # the last steps, over which the rate falls to a twentieth
     curriculum: int = 800  # steps until the chains have their full lengths
     judge_from: int = 1200  # the step from which solutions are corrupted and judged; before, writing is learned alone
     mix_from: int = 2200  # the step from which half of a batch is the draft's own writing
