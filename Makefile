@@ -74,7 +74,7 @@ bench: $(VENV)/.stamp-model
 	done
 	$(BIN)/python -m hf_semspec.bench --out docs/bench --page docs/benchmarks.md
 
-# The pair of the arithmetic lab, over an hour on two cores. It is made in out/, where an interrupted run is taken up again.
+# The pair of the arithmetic lab, 45 minutes on two cores. It is made in out/, where an interrupted run is taken up again.
 LAB := examples.arithmetic_lab
 lab: $(VENV)/.stamp
 	$(BIN)/python -m $(LAB).problems
