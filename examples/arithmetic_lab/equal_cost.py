@@ -8,7 +8,7 @@ from typing import Any
 FAMILIES = {
     "smc, one drawn": [f"smc_{n}" for n in (1, 4, 8, 16)],
     "smc, the heaviest": ["smc_1", *(f"smc_{n}_best" for n in (4, 8, 16))],
-    "best of n drafts": ["draft", *(f"best_of_{n}" for n in (2, 4, 8, 16))],
+    "best of n drafts": ["draft", *(f"best_of_{n}" for n in (2, 4, 8))],
     "vote of n targets": ["target", *(f"majority_{n}" for n in (2, 4, 8))],
     "lossless": ["lossless"],
 }

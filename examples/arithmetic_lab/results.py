@@ -198,7 +198,7 @@ def runs(found: dict[str, Any]) -> dict[str, list[str]]:
         "particles": ["--limit", "1000", *SAMPLED, "--schemes", "lossless", *particles, *best, *rivals, *votes],
         "one_by_one": ["--limit", "100", "--batch-size", "1", "--schemes", *both, *stock],
         "rivals": [
-            *("--limit", "1000", *SAMPLED, "--schemes", "best_of_2=best_of:n=2", "best_of_16=best_of:n=16"),
+            *("--limit", "1000", *SAMPLED, "--schemes", "best_of_2=best_of:n=2"),
             *("majority_2=majority:n=2", "majority_8=majority:n=8"),
         ],
         "stock": ["--limit", "1000", "--schemes", "lossless", *stock],
