@@ -61,14 +61,17 @@ def calibrate(out: Path, limit: int) -> dict[str, Any]:
         for percentile in PERCENTILES
     }
     found = {"parse": parse.report, "easd": thresholds, "easd_report": easd.report}
-    found["trigger_rate"] = trigger_rate(target, draft, tokenizer, chats, thresholds[90])
+    found["trigger_rate"] = trigger_rate(target, draft, tokenizer, chats, **thresholds[90])
+    # A coin has no effect where the target gives nothing else any mass: the same rate takes more coins.
+    effect = trigger_rate(target, draft, tokenizer, chats, trigger="random", trigger_rate=0.05) / 0.05
+    found["coin_rate"] = found["trigger_rate"] / effect
     file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
-def trigger_rate(target: Any, draft: Any, tokenizer: Any, chats: list[Any], thresholds: dict[str, float]) -> float:
-    """How often easd triggers on the calibration problems: the rate of its random control."""
-    config = SemSpecConfig("easd", **thresholds, do_sample=False, max_new_tokens=104)
+def trigger_rate(target: Any, draft: Any, tokenizer: Any, chats: list[Any], **fields: Any) -> float:
+    """How often easd triggers on the calibration problems."""
+    config = SemSpecConfig("easd", **fields, do_sample=False, max_new_tokens=104)
     tokenizer.padding_side = "left"
     with record_stats() as calls:
         for first in range(0, len(chats), 50):
@@ -187,7 +190,9 @@ def runs(found: dict[str, Any]) -> dict[str, list[str]]:
         for percentile in PERCENTILES
         for overlap in OVERLAPS
     ]
+    coins = f"easd_random=easd:trigger=random,trigger_rate={found['coin_rate']}"
     return {
+        "easd_control": ["--limit", "1000", "--schemes", f"easd_exclude={easd(found, 90)}", coins],
         "greedy": ["--limit", "1000", "--schemes", *both],
         "one_by_one_sampled": [
             *("--limit", "100", "--batch-size", "1", "--temperature", "0.7", "--schemes", "target,draft,lossless"),
