@@ -61,18 +61,20 @@ def calibrate(out: Path, limit: int) -> dict[str, Any]:
         for percentile in PERCENTILES
     }
     found = {"parse": parse.report, "easd": thresholds, "easd_report": easd.report}
-    found["trigger_rate"] = trigger_rate(target, draft, tokenizer, chats, **thresholds[90])
-    # A coin has no effect where the target gives nothing else any mass: the same rate takes more coins.
-    effect = trigger_rate(target, draft, tokenizer, chats, trigger="random", trigger_rate=0.05) / 0.05
-    found["coin_rate"] = found["trigger_rate"] / effect
+    found["trigger_rate"] = trigger_rate(target, draft, tokenizer, chats, **thresholds[90], do_sample=False)
+    found["coin_rates"] = {
+        "greedy": coin_rate(target, draft, tokenizer, chats, thresholds[90], do_sample=False),
+        "sampled": coin_rate(target, draft, tokenizer, 3 * chats, thresholds[90], **SAMPLING),
+    }
     file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
 def trigger_rate(target: Any, draft: Any, tokenizer: Any, chats: list[Any], **fields: Any) -> float:
     """How often easd triggers on the calibration problems."""
-    config = SemSpecConfig("easd", **fields, do_sample=False, max_new_tokens=104)
+    config = SemSpecConfig("easd", **fields, max_new_tokens=104)
     tokenizer.padding_side = "left"
+    torch.manual_seed(0)
     with record_stats() as calls:
         for first in range(0, len(chats), 50):
             texts = [tokenizer.apply_chat_template(c, tokenize=False, add_generation_prompt=True) for c in chats]
@@ -80,6 +82,18 @@ def trigger_rate(target: Any, draft: Any, tokenizer: Any, chats: list[Any], **fi
             target.generate(**inputs, assistant_model=draft, generation_config=config)
     triggered = sum(call.triggered for call in calls)
     return float(triggered / (triggered + sum(call.accepted for call in calls)))
+
+
+def coin_rate(
+    target: Any, draft: Any, tokenizer: Any, chats: list[Any], thresholds: dict[str, float], **sampling: Any
+) -> float:
+    """The rate of coins by which easd's random control triggers as often as by `thresholds`.
+
+    A coin has no effect where the target gives nothing else any mass, so the rate is higher than that of the triggers.
+    """
+    asked = 0.05
+    effect = trigger_rate(target, draft, tokenizer, chats, trigger="random", trigger_rate=asked, **sampling) / asked
+    return trigger_rate(target, draft, tokenizer, chats, **thresholds, **sampling) / effect
 
 
 def easd(found: dict[str, Any], percentile: int, **fields: Any) -> str:
@@ -190,9 +204,13 @@ def runs(found: dict[str, Any]) -> dict[str, list[str]]:
         for percentile in PERCENTILES
         for overlap in OVERLAPS
     ]
-    coins = f"easd_random=easd:trigger=random,trigger_rate={found['coin_rate']}"
+    control = {
+        mode: [f"easd_exclude={easd(found, 90)}", f"easd_random=easd:trigger=random,trigger_rate={rate}"]
+        for mode, rate in found["coin_rates"].items()
+    }
     return {
-        "easd_control": ["--limit", "1000", "--schemes", f"easd_exclude={easd(found, 90)}", coins],
+        "easd_control": ["--limit", "1000", "--schemes", *control["greedy"]],
+        "easd_control_sampled": ["--limit", "1000", *SAMPLED, "--schemes", *control["sampled"]],
         "greedy": ["--limit", "1000", "--schemes", *both],
         "one_by_one_sampled": [
             *("--limit", "100", "--batch-size", "1", "--temperature", "0.7", "--schemes", "target,draft,lossless"),
