@@ -9,7 +9,7 @@ FAMILIES = {
     "smc, one drawn": [f"smc_{n}" for n in (1, 4, 8, 16)],
     "smc, the heaviest": ["smc_1", *(f"smc_{n}_best" for n in (4, 8, 16))],
     "best of n drafts": ["draft", *(f"best_of_{n}" for n in (2, 4, 8))],
-    "vote of n targets": ["target", *(f"majority_{n}" for n in (2, 4, 8))],
+    "vote of n targets": ["target", *(f"majority_{n}" for n in (2, 4))],
     "lossless": ["lossless"],
 }
 COLORS = ("#cc79a7", "#7b3294", "#56b4e9", "#b8860b", "#0072b2")
