@@ -23,7 +23,7 @@ SLACK = 1.05  # a rival may cost 5 % more and still counts as equal
 def read(out: Path) -> dict[str, dict[str, Any]]:
     """The contenders of the sampled runs, with both costs of an answer."""
     rows: dict[str, dict[str, Any]] = {}
-    for name in ("particles", "rivals", "sampled"):
+    for name in ("particles", "rivals", "votes", "sampled"):
         report = json.loads((out / name / "results.json").read_text(encoding="utf-8"))
         for row in report["contenders"]:
             tokens = (row["target_tokens_per_token"] or 0.0) * row["new_tokens"] / row["samples"]

@@ -220,10 +220,8 @@ def runs(found: dict[str, Any]) -> dict[str, list[str]]:
         "sampled": ["--limit", "1000", *SAMPLED, "--schemes", *both],
         "particles": ["--limit", "1000", *SAMPLED, "--schemes", "lossless", *particles, *best],
         "one_by_one": ["--limit", "100", "--batch-size", "1", "--schemes", *both, *stock],
-        "rivals": [
-            *("--limit", "1000", *SAMPLED, "--schemes", "best_of_2=best_of:n=2", *rivals),
-            *("majority_2=majority:n=2", *votes),
-        ],
+        "rivals": ["--limit", "1000", *SAMPLED, "--schemes", "best_of_2=best_of:n=2", *rivals[1:]],
+        "votes": ["--limit", "1000", *SAMPLED, "--schemes", rivals[0], "majority_2=majority:n=2", *votes],
         "stock": ["--limit", "1000", "--schemes", "lossless", *stock],
         "stock_sampled": ["--limit", "1000", *SAMPLED, "--schemes", "lossless", *stock],
         "grid_easd": ["--limit", "300", "--schemes", *coupled],
