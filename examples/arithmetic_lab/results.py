@@ -196,8 +196,8 @@ def runs(found: dict[str, Any]) -> dict[str, list[str]]:
     ]
     particles = [f"smc_{n}=smc:num_particles={n}" for n in (1, 4, 8, 16)]
     best = [f"smc_{n}_best=smc:num_particles={n},select=best" for n in (4, 8, 16)]
-    rivals = ["smc_8_vote=smc:num_particles=8,vote=majority", "best_of_4=best_of:n=4", "best_of_8=best_of:n=8"]
-    votes = ["majority_4=majority:n=4"]
+    best_of = ["best_of_4=best_of:n=4", "best_of_8=best_of:n=8"]
+    vote, majority = "smc_8_vote=smc:num_particles=8,vote=majority", "majority_4=majority:n=4"
     stock = [f"stock_{weight}=assisted:assistant_ensemble_weight={weight}" for weight in (0.5, 0.7, 0.9)]
     coupled = [
         f"p{percentile}_{overlap}={easd(found, percentile, overlap_threshold=overlap)}"
@@ -215,13 +215,13 @@ def runs(found: dict[str, Any]) -> dict[str, list[str]]:
         "one_by_one_sampled": [
             *("--limit", "100", "--batch-size", "1", "--temperature", "0.7", "--schemes", "target,draft,lossless"),
             *("multi_draft=lossless:num_chains=4", f"parse_first_fail={parse(found)}"),
-            *(*particles, *best, *rivals, *votes),
+            *(*particles, *best, vote, *best_of, majority),
         ],
         "sampled": ["--limit", "1000", *SAMPLED, "--schemes", *both],
         "particles": ["--limit", "1000", *SAMPLED, "--schemes", "lossless", *particles, *best],
         "one_by_one": ["--limit", "100", "--batch-size", "1", "--schemes", *both, *stock],
-        "rivals": ["--limit", "1000", *SAMPLED, "--schemes", "best_of_2=best_of:n=2", *rivals[1:]],
-        "votes": ["--limit", "1000", *SAMPLED, "--schemes", rivals[0], "majority_2=majority:n=2", *votes],
+        "rivals": ["--limit", "1000", *SAMPLED, "--schemes", "best_of_2=best_of:n=2", *best_of],
+        "votes": ["--limit", "1000", *SAMPLED, "--schemes", vote, "majority_2=majority:n=2", majority],
         "stock": ["--limit", "1000", "--schemes", "lossless", *stock],
         "stock_sampled": ["--limit", "1000", *SAMPLED, "--schemes", "lossless", *stock],
         "grid_easd": ["--limit", "300", "--schemes", *coupled],
