@@ -33,12 +33,8 @@ def calibrate(out: Path, limit: int) -> dict[str, Any]:
     file = out / "calibration.json"
     if file.exists():
         return dict(json.loads(file.read_text(encoding="utf-8")))
-    tokenizer = AutoTokenizer.from_pretrained(HERE / "target")
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(HERE / role, dtype=torch.float32).eval() for role in ("target", "draft")
-    )
-    lines = (HERE / "calibration.jsonl").read_text(encoding="utf-8").splitlines()[:limit]
-    problems = [json.loads(line) for line in lines]
+    target, draft, tokenizer = load_pair()
+    problems = calibration_problems(limit)
     chats = [[{"role": "user", "content": problem["prompt"]}] for problem in problems]
     config = PARSEConfig(segment_tokens=LINE, judge_prompt="?", full_judge_prompt="?", labels=("Y", "N"))
     parse = calibrate_parse(
@@ -61,39 +57,58 @@ def calibrate(out: Path, limit: int) -> dict[str, Any]:
         for percentile in PERCENTILES
     }
     found = {"parse": parse.report, "easd": thresholds, "easd_report": easd.report}
-    found["trigger_rate"] = trigger_rate(target, draft, tokenizer, chats, **thresholds[90], do_sample=False)
+    modes: dict[str, Any] = {"greedy": (chats, {"do_sample": False}), "sampled": (3 * chats, SAMPLING)}
+    rates = {
+        mode: trigger_rate(target, draft, tokenizer, several, **thresholds[90], **sampling)
+        for mode, (several, sampling) in modes.items()
+    }
+    found["trigger_rate"] = rates["greedy"]
     found["coin_rates"] = {
-        "greedy": coin_rate(target, draft, tokenizer, chats, thresholds[90], do_sample=False),
-        "sampled": coin_rate(target, draft, tokenizer, 3 * chats, thresholds[90], **SAMPLING),
+        mode: rates[mode] / effect_of_coins(target, draft, tokenizer, several, **sampling)
+        for mode, (several, sampling) in modes.items()
     }
     file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
+def load_pair() -> tuple[Any, Any, Any]:
+    """Target, draft and tokenizer."""
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(HERE / role, dtype=torch.float32).eval() for role in ("target", "draft")
+    )
+    return target, draft, AutoTokenizer.from_pretrained(HERE / "target", padding_side="left")
+
+
+def calibration_problems(limit: int) -> list[dict[str, str]]:
+    """The first problems of those that are not measured."""
+    lines = (HERE / "calibration.jsonl").read_text(encoding="utf-8").splitlines()[:limit]
+    return [json.loads(line) for line in lines]
+
+
+def recorded(target: Any, draft: Any, tokenizer: Any, chats: list[Any], config: Any) -> list[Any]:
+    """The statistics of the calls that answer `chats`, fifty at a time, from seed 0."""
+    texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+    torch.manual_seed(0)
+    with record_stats() as calls:
+        for first in range(0, len(texts), 50):
+            part = texts[first : first + 50]
+            inputs = tokenizer(part, add_special_tokens=False, padding=True, return_tensors="pt")
+            target.generate(**inputs, assistant_model=draft, generation_config=config, tokenizer=tokenizer)
+    return calls
+
+
 def trigger_rate(target: Any, draft: Any, tokenizer: Any, chats: list[Any], **fields: Any) -> float:
     """How often easd triggers on the calibration problems."""
     config = SemSpecConfig("easd", **fields, max_new_tokens=104)
-    tokenizer.padding_side = "left"
-    torch.manual_seed(0)
-    with record_stats() as calls:
-        for first in range(0, len(chats), 50):
-            texts = [tokenizer.apply_chat_template(c, tokenize=False, add_generation_prompt=True) for c in chats]
-            inputs = tokenizer(texts[first : first + 50], add_special_tokens=False, padding=True, return_tensors="pt")
-            target.generate(**inputs, assistant_model=draft, generation_config=config)
+    calls = recorded(target, draft, tokenizer, chats, config)
     triggered = sum(call.triggered for call in calls)
     return float(triggered / (triggered + sum(call.accepted for call in calls)))
 
 
-def coin_rate(
-    target: Any, draft: Any, tokenizer: Any, chats: list[Any], thresholds: dict[str, float], **sampling: Any
-) -> float:
-    """The rate of coins by which easd's random control triggers as often as by `thresholds`.
-
-    A coin has no effect where the target gives nothing else any mass, so the rate is higher than that of the triggers.
-    """
+def effect_of_coins(target: Any, draft: Any, tokenizer: Any, chats: list[Any], **sampling: Any) -> float:
+    """The share of easd's random triggers that take effect: none does where the target gives nothing else any mass."""
     asked = 0.05
-    effect = trigger_rate(target, draft, tokenizer, chats, trigger="random", trigger_rate=asked, **sampling) / asked
-    return trigger_rate(target, draft, tokenizer, chats, **thresholds, **sampling) / effect
+    return trigger_rate(target, draft, tokenizer, chats, trigger="random", trigger_rate=asked, **sampling) / asked
 
 
 def easd(found: dict[str, Any], percentile: int, **fields: Any) -> str:
@@ -126,14 +141,8 @@ def segment_rates(out: Path, limit: int) -> dict[str, float]:
     the rate of the random control; kept in `semantic.json`."""
     file = out / "semantic.json"
     if not file.exists():
-        tokenizer = AutoTokenizer.from_pretrained(HERE / "target", padding_side="left")
-        target, draft = (
-            AutoModelForCausalLM.from_pretrained(HERE / role, dtype=torch.float32).eval()
-            for role in ("target", "draft")
-        )
-        lines = (HERE / "calibration.jsonl").read_text(encoding="utf-8").splitlines()[:limit]
-        chats = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
-        texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+        target, draft, tokenizer = load_pair()
+        chats = [[{"role": "user", "content": problem["prompt"]}] for problem in calibration_problems(limit)]
         rates = {}
         for name, sampling in (("greedy", {"do_sample": False}), ("sampled", SAMPLING)):
             config = SemSpecConfig(
@@ -145,12 +154,7 @@ def segment_rates(out: Path, limit: int) -> dict[str, float]:
                 max_new_tokens=104,
                 **sampling,
             )
-            torch.manual_seed(0)
-            with record_stats() as calls:
-                for first in range(0, len(texts), 50):
-                    part = texts[first : first + 50]
-                    inputs = tokenizer(part, add_special_tokens=False, padding=True, return_tensors="pt")
-                    target.generate(**inputs, assistant_model=draft, generation_config=config, tokenizer=tokenizer)
+            calls = recorded(target, draft, tokenizer, chats, config)
             rates[name] = sum(call.accepted_segments for call in calls) / sum(call.segments for call in calls)
         file.write_text(json.dumps(rates, indent=1) + "\n", encoding="utf-8")
     return dict(json.loads(file.read_text(encoding="utf-8")))
