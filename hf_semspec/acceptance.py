@@ -342,3 +342,15 @@ def _rows(x: Tensor, index: Tensor) -> Tensor:
     if batch > 1:
         index = index + torch.arange(0, batch * length, length, device=x.device)
     return x.flatten(0, 1).index_select(0, index)
+
+
+def entropy(log_p: Tensor) -> Tensor:
+    """Shannon entropy in nats, with 0·log 0 = 0.
+
+    Args:
+        log_p (`(..., V)`): log-probabilities; -inf is probability 0.
+
+    Returns:
+        `(...)`, between 0 and log V.
+    """
+    return -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)

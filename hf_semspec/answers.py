@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from .cache import RowStates, held, text_config
 from .call_state import CallState
 from .decoder import CachedModel, MappedModel, draft_context, warn_of_context
-from .drafting import NoDrafts
+from .draft import NoDrafts
 from .judging import Answer
 from .ngrams import NGramGenerator
 from .sampling import Processors

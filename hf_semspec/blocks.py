@@ -15,7 +15,8 @@ from .cache import text_config
 from .calls import Request
 from .canvas import Canvas
 from .decoder import CachedModel, compute_device
-from .drafting import Draft, DraftLength
+from .draft import Draft
+from .drafting import DraftLength
 from .inputs import read_inputs
 from .particle_drafts import ParticleGenerator
 from .particles import draw, token_log_probs

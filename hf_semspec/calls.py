@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from .checks import SAMPLING_SETTINGS
-from .drafting import Draft
+from .draft import Draft
 
 
 @dataclass(frozen=True)

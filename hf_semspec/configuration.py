@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from transformers import GenerationConfig
 
 from .checks import bad_value, class_of, config_from_entry, field_names, shown, unknown_name
+from .easd_config import EASDConfig as EASDConfig
+from .lossless_config import LosslessConfig as LosslessConfig
 from .parse_config import PARSEConfig as PARSEConfig
+from .revising import TOKEN_LEVEL_CONFIGS
 from .semantic_config import SemanticConfig as SemanticConfig
 from .smc_config import SMCConfig as SMCConfig
 from .smc_config import sampling_fields
 from .stored import check_depth, check_generation_values, read_object
-from .token_configs import TOKEN_LEVEL_CONFIGS
-from .token_configs import EASDConfig as EASDConfig
-from .token_configs import LosslessConfig as LosslessConfig
 
 SchemeConfig = LosslessConfig | EASDConfig | PARSEConfig | SMCConfig | SemanticConfig
 SCHEME_CONFIGS: dict[str, type[SchemeConfig]] = {

@@ -12,11 +12,12 @@ from .cache import RowStates, text_config
 from .call_state import CallState
 from .calls import Request
 from .decoder import CachedModel, MappedModel
-from .drafting import NoDrafts
+from .draft import NoDrafts
 from .sampling import Processors
-from .segment_text import Segment, TokenTexts
+from .segment_text import Segment
 from .segment_turns import Reader, Writing
 from .semantic_config import SemanticConfig
+from .text import TokenTexts
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from .cache import Cache, RaggedCache, RaggedLayer, cross_states, paired_caches
+from .masking import aligned_mask
 
 Positions = Literal["given", "relative", "counted"]
 
@@ -190,18 +191,3 @@ class CrossCache(RaggedCache):
 
         mask = None if self.mask is None else chosen(self.mask)
         return chosen(self.hidden), mask, [(chosen(k), chosen(v)) for k, v in cross_states(self.pair)]
-
-
-def aligned_mask(shifts: torch.Tensor, width: int, end: int, dtype: torch.dtype) -> torch.Tensor:
-    """Mask of a block in the last `width` of `end` columns, of rows that begin in column `shifts` (batch,).
-
-    A query sees its row up to itself; one before its row's beginning, whose logits no one reads, sees itself alone.
-
-    Returns:
-        (batch, 1, width, end) additive, 0 or the dtype's finite minimum.
-    """
-    keys = torch.arange(end, device=shifts.device)
-    queries = keys[end - width :].unsqueeze(1)
-    hidden = (keys > queries) | ((keys < shifts[:, None, None]) & (keys != queries))
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=shifts.device)
-    return mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)

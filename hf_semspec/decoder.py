@@ -10,9 +10,8 @@ from transformers import PreTrainedModel
 
 from .cache import RaggedCache, attention_windows, cache_argument, text_config
 from .crossed import Source
-from .masking import TailMasks, block_masks, within_windows
+from .masking import Slots, TailMasks, block_masks, packed_masks, within_windows
 from .notices import warn_once
-from .prefixes import Slots, packed_masks
 from .wrappers import forward_parameters
 
 

@@ -6,11 +6,13 @@ from typing import Any
 from .cache import text_config
 from .call_state import CallState
 from .decoder import MappedModel
-from .drafting import ChainGenerator, DraftLength, NoDrafts
-from .drafts import first_clash, weight_bytes
+from .draft import NoDrafts
+from .drafting import ChainGenerator, DraftLength
 from .foreign import ForeignGenerator
 from .ngrams import NGramFirst, NGramGenerator
 from .sampling import Processors
+from .vocabulary import first_clash
+from .weights import weight_bytes
 
 
 def asks_for_model(scheme: Any) -> bool:
@@ -74,7 +76,7 @@ def chain_generator(
     if first_clash(*tokenizers) is None:
         source = None if decoder is not None else call.sources.of_draft()
         chains = ChainGenerator(request.draft, vocabulary, batch=call.batch, decoder=decoder, source=source, **common)
-        call.sources.show_images(chains, call.canvas)
+        _show_images(call, chains)
         return chains
     if call.sources.beside_text:
         raise ValueError(
@@ -84,3 +86,16 @@ def chain_generator(
     rows = call.rows if rows is None else rows
     texts = dict(zip(rows, call.canvas.texts(rows), strict=True))
     return ForeignGenerator(request.draft, tokenizers, texts, vocabulary, **common)
+
+
+def _show_images(call: CallState, drafter: ChainGenerator) -> None:
+    """Let the draft read the prompts with their images, before any row can end and leave it with too many."""
+    sources, canvas = call.sources, call.canvas
+    if not sources.images:
+        return
+    rows, decoder = range(len(canvas.generated)), drafter.decoder
+    lengths = canvas.lengths(rows)
+    prompts = canvas.read(rows, max(lengths), 0)[:: drafter.chains * sources.repeats]
+    decoder.feed(prompts, lengths[:: sources.repeats], keep=1)
+    decoder.cache.select([row // sources.repeats for row in rows for _ in range(drafter.chains)])
+    drafter.filled = lengths

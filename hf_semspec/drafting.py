@@ -1,40 +1,19 @@
 """Drafts: chains of tokens from a smaller model, for our own loop and for transformers' assisted one."""
 
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch.nn import functional
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from .cache import RaggedCache, RowStates, held
+from .cache import RowStates, held
 from .canvas import Canvas
 from .crossed import Source
-from .decoder import CachedModel, MappedModel, draft_context, warn_of_context
+from .decoder import MappedModel, draft_context, warn_of_context
+from .draft import Draft, NoDrafts
 from .sampling import CallRandomness, Processors
 from .static_draft import StaticDraft
-
-
-@dataclass
-class Draft:
-    """A drafted block.
-
-    Args:
-        ids: (rows, chains, γ) int64.
-        valid: (rows, chains, γ) bool: positions that were really drafted; `None` if all were.
-        counts: for each row, how many of the γ positions were to be drafted.
-        log_q: (rows, chains, γ, vocabulary) log-probabilities the ids were drawn from; `None` if they were not asked
-            for.
-        broken: () bool, whether any tested logits were nan.
-    """
-
-    ids: torch.Tensor
-    valid: torch.Tensor | None
-    counts: list[int]
-    log_q: torch.Tensor | None
-    broken: torch.Tensor
 
 
 class DraftLength:
@@ -68,46 +47,6 @@ class DraftLength:
             return sum(rate**t for t in range(length + 1)) / (1 + length * self.cost_ratio)
 
         return max(self.CHOICES, key=tokens_for_cost)
-
-
-class NoDrafts:
-    """What [`Speculation`] asks of a drafter; this one drafts nothing, so the target decodes alone."""
-
-    chains = 1
-    own_vocabulary: int = sys.maxsize
-    decoder: CachedModel | None = None
-
-    @property
-    def caches(self) -> list[RaggedCache]:
-        """The caches that hold drafted tokens."""
-        return [] if self.decoder is None else [self.decoder.cache]
-
-    def plan(self, live: Sequence[int], canvas: Canvas, rooms: Sequence[int]) -> list[int]:
-        """For each row, how many tokens to draft this round."""
-        return [0] * len(live)
-
-    def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
-        """Draft for the rows `live`; called only where something was planned."""
-        raise NotImplementedError
-
-    def observe(self, accepted: int, tested: int) -> None:
-        """Take note of one row's counts."""
-
-    def learn(self, row: int, ids: Sequence[int]) -> None:
-        """Take note of what was committed to a row of the caller's batch."""
-
-    def resume(self, states: Sequence[RowStates], lengths: Sequence[int]) -> None:
-        """Go on with rows of `lengths` tokens, the last of which was never fed, of which the cache held `states`."""
-
-    def commit(self, lengths: Sequence[int]) -> None:
-        """Roll back to what was committed: the rows now hold `lengths` tokens, the last of which was never fed."""
-
-    def select(self, rows: list[int]) -> None:
-        """Keep only `rows` of the current batch."""
-
-    def states(self, row: int) -> RowStates:
-        """A copy of what the drafter's cache holds of a row."""
-        return []
 
 
 class ChainGenerator(NoDrafts, CandidateGenerator):

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import copy
-import functools
 import os
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from .notices import warn_once
 from .quantizations import (
     MAKERS,
     check_quantization,
@@ -23,12 +19,11 @@ from .quantizations import (
     quantize,
 )
 from .self_drafts import first_layers, merged_state
+from .weights import _storages
 from .wrappers import inner_model
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-MAX_VOCABULARY_PADDING = 1024
+    pass
 
 
 def load_draft(
@@ -186,156 +181,3 @@ def _unshare(draft: nn.Module, model: nn.Module) -> None:
         # A quantized tensor (a subclass of torch's) was made anew.
         if type(tensor.data) is torch.Tensor and tensor.untyped_storage().data_ptr() in taken:
             tensor.data = tensor.data.clone()
-
-
-def vocabulary_size(model: PreTrainedModel) -> int:
-    """The number of ids `model` scores: `vocab_size` of its text config, padding rows included."""
-    return int(model.config.get_text_config().vocab_size)
-
-
-def check_vocabularies(
-    model: PreTrainedModel,
-    draft: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
-    allow_foreign: bool = False,
-) -> bool:
-    """Check whether an id means the same token to target and draft; runs no forward.
-
-    With both tokenizers their vocabularies decide: they are one if they agree on every id that both have. Without
-    them, sizes that differ by at most 1,024 count as one padded vocabulary (one warning a process and pair of sizes).
-
-    Args:
-        model (`PreTrainedModel`): the target.
-        draft (`PreTrainedModel`): the draft.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): the target's tokenizer.
-        assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): the draft's tokenizer.
-        allow_foreign (`bool`): do not raise where they are foreign.
-
-    Returns:
-        `bool`: whether the vocabularies are known to be foreign, which only `allow_foreign` allows.
-
-    Raises:
-        ValueError: foreign vocabularies, or sizes too far apart to tell; the message says what to pass.
-    """
-    if assistant_tokenizer is not None and tokenizer is None:
-        raise ValueError("`assistant_tokenizer` was passed without `tokenizer`: pass both, or neither.")
-    if tokenizer is not None and assistant_tokenizer is not None:
-        clash = first_clash(tokenizer, assistant_tokenizer)
-        if clash is not None and not allow_foreign:
-            raise ValueError(
-                f"The draft's tokenizer is foreign to the target's: id {clash[0]} is {clash[1]!r} to the target and "
-                f"{clash[2]!r} to the draft. Only lossless and easd draft with the tokens that both have, and parse "
-                "takes text across; smc and semantic keep drafted tokens as they are: pass a draft "
-                'of the target\'s family, or load_draft(model, quantization="nf4").'
-            )
-        return clash is not None
-    size, draft_size = vocabulary_size(model), vocabulary_size(draft)
-    if size == draft_size:
-        return False
-    if abs(size - draft_size) > MAX_VOCABULARY_PADDING:
-        raise ValueError(
-            f"The target scores {size} ids and the draft {draft_size}: too far apart to be one padded vocabulary. "
-            "Pass `tokenizer` and `assistant_tokenizer`, which decide what the two share, or a draft with the "
-            "target's tokenizer."
-        )
-    warn_once(
-        f"The target scores {size} ids and the draft {draft_size}: taken for one vocabulary padded to different "
-        "sizes. Pass `tokenizer` and `assistant_tokenizer` to have it checked."
-    )
-    return False
-
-
-def once_a_pair(compare: Callable[..., Any]) -> Callable[..., Any]:
-    """Remember what `compare` says of two tokenizers while both live and hold as many tokens: to read two
-    vocabularies of 100,000 tokens takes longer than a round of decoding."""
-    known: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, Any]]] = WeakKeyDictionary()
-
-    @functools.wraps(compare)
-    def call(tokenizer: Any, other: Any, *sizes: int) -> Any:
-        if tokenizer is None or other is None:
-            return compare(tokenizer, other, *sizes)
-        found = known.setdefault(tokenizer, WeakKeyDictionary()).setdefault(other, {})
-        key = (len(tokenizer), len(other), *sizes)
-        if key not in found:
-            found[key] = compare(tokenizer, other, *sizes)
-        return found[key]
-
-    return call
-
-
-@once_a_pair
-def first_clash(
-    tokenizer: PreTrainedTokenizerBase | None, assistant_tokenizer: PreTrainedTokenizerBase | None
-) -> tuple[int, str, str] | None:
-    """The lowest id that both tokenizers have with different tokens: (id, target's token, draft's token); `None`
-    where there is none, or not both tokenizers."""
-    if tokenizer is assistant_tokenizer or tokenizer is None or assistant_tokenizer is None:
-        return None
-    tokens = {index: token for token, index in tokenizer.get_vocab().items()}
-    draft_tokens = {index: token for token, index in assistant_tokenizer.get_vocab().items()}
-    clashes = [index for index in tokens.keys() & draft_tokens.keys() if tokens[index] != draft_tokens[index]]
-    if not clashes:
-        return None
-    return min(clashes), tokens[min(clashes)], draft_tokens[min(clashes)]
-
-
-def weight_bytes(model: PreTrainedModel) -> int:
-    """Bytes of weights that one forward of `model` reads: parameters and buffers as stored, quantized ones packed.
-
-    Embedding tables that are only gathered from (the input embedding where it is not tied to the head, learned
-    positions) are left out, and so is the encoder of an encoder-decoder, which runs once a call. All experts of a
-    mixture count, though a forward of few tokens reads a part of them.
-    """
-    head = model.get_output_embeddings()
-    head_weight = getattr(head, "weight", None)
-    gathered = {
-        id(module.weight)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding) and module.weight is not head_weight
-    }
-    if getattr(model.config, "is_encoder_decoder", False):
-        encoder, decoder = model.get_encoder(), model.get_decoder()
-        decoded = {id(weight) for weight in (*decoder.parameters(), *decoder.buffers(), head_weight)}
-        gathered |= {id(weight) for weight in (*encoder.parameters(), *encoder.buffers())} - decoded
-    weights = (part for part in _stored(model) if id(part[0]) not in gathered)
-    return sum(part.numel() * part.element_size() for weight, parts in weights for part in parts)
-
-
-def own_bytes(draft: nn.Module, model: nn.Module) -> int:
-    """Bytes that `draft` takes beside `model`: all its storages but those that `model` has too."""
-    storages = _storages(draft)
-    return sum(storages[place] for place in storages.keys() - _storages(model).keys())
-
-
-def _storages(model: nn.Module) -> dict[int, int]:
-    """Bytes of every storage that holds a weight of `model`, by its address."""
-    parts = [part for _, parts in _stored(model) for part in parts if part.device.type != "meta"]
-    return {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}
-
-
-def _stored(model: nn.Module) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Every parameter and buffer of `model`, with the tensors that it is stored as."""
-    for weight in (*model.parameters(), *model.buffers()):
-        yield weight, list(_parts(weight))
-    for module in model.modules():
-        scales = getattr(module, "meta", None)
-        for scale in scales.values() if isinstance(scales, dict) else ():  # HQQ's, beside its weight
-            if isinstance(scale, torch.Tensor):
-                yield scale, [scale]
-
-
-def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """`tensor` with the scales a quantized one carries (bitsandbytes' attributes, tensor subclasses)."""
-    if type(tensor) is not nn.Parameter and hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _parts(getattr(tensor, name))
-        return
-    yield tensor
-    state = getattr(tensor, "quant_state", None)
-    while state is not None:
-        yield state.absmax
-        state = getattr(state, "state2", None)
-    scales = getattr(tensor, "SCB", None)
-    if isinstance(scales, torch.Tensor):
-        yield scales

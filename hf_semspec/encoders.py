@@ -8,10 +8,8 @@ import torch
 
 from .cache import text_config
 from .calls import Request
-from .canvas import Canvas
 from .crossed import Encoded, Images, Positions, Source
 from .decoder import compute_device, keeps_no_tensors
-from .drafting import ChainGenerator
 from .wrappers import forward_parameters
 
 SCHEMES = ("lossless", "easd")
@@ -156,17 +154,6 @@ class Sources:
         model, draft = self.request.model, self.request.draft
         shared = draft is model or not draft.config.is_encoder_decoder or draft.get_encoder() is model.get_encoder()
         return self._encoded(draft, self.hidden if shared else self._encode(draft))
-
-    def show_images(self, drafter: ChainGenerator, canvas: Canvas) -> None:
-        """Let the draft read the prompts with their images, before any row can end and leave it with too many."""
-        if not self.images:
-            return
-        rows, decoder = range(len(canvas.generated)), drafter.decoder
-        lengths = canvas.lengths(rows)
-        prompts = canvas.read(rows, max(lengths), 0)[:: drafter.chains * self.repeats]
-        decoder.feed(prompts, lengths[:: self.repeats], keep=1)
-        decoder.cache.select([row // self.repeats for row in rows for _ in range(drafter.chains)])
-        drafter.filled = lengths
 
     def _take_states(self) -> None:
         kwargs = self.text

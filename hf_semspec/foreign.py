@@ -11,7 +11,7 @@ from .cache import text_config
 from .canvas import Canvas
 from .decoder import CachedModel, MappedModel, draft_context
 from .drafting import ChainGenerator
-from .drafts import once_a_pair
+from .vocabulary import once_a_pair
 
 # How the two common kinds of vocabulary write a space and a line break.
 _BYTE_LEVEL = {"Ġ": " ", "Ċ": "\n"}

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from .cache import text_config
 from .call_state import CallState
 from .decoder import CachedModel
+from .masking import Slots, packed_slots
 from .notices import warn_once
 from .parse_config import PARSEConfig
-from .prefixes import Slots, boundaries, packed_slots
+from .prefixes import boundaries
 from .sampling import Processors
+from .text import TokenTexts, find_tokenizer
 
 _ANSWER = "ANSWER-TO-BE-JUDGED"
 
@@ -80,18 +81,7 @@ class Judge:
         self.context = getattr(text_config(call.request.model), "max_position_embeddings", None) or math.inf
         if target.last_position + 1 < self.context:
             target.last_position += 1  # an answer's last token, never fed in plain decoding, is judged
-        self._pieces: dict[int, str] = {}
-        self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token behind others: at the start of a text some tokenizers drop a leading space."""
-        for token in set(ids) - self._pieces.keys():
-            before, both = (
-                self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-                for tokens in (self._anchor, [*self._anchor, token])
-            )
-            self._pieces[token] = both[len(before) :]
-        return [self._pieces[token] for token in ids]
+        self.pieces = TokenTexts(tokenizer).pieces
 
     def __call__(self, live: Sequence[int], answers: Sequence[Answer], cached: Sequence[int]) -> list[Verdict]:
         """Judge the answers that the canvas holds for the rows `live`.
@@ -262,26 +252,6 @@ def confidence(logits: torch.Tensor, correct: Sequence[int], incorrect: Sequence
     logits = logits.float()
     weights = [logits[..., list(ids)].logsumexp(dim=-1) for ids in (correct, incorrect)]
     return torch.sigmoid(weights[0] - weights[1])
-
-
-def find_tokenizer(model: Any, tokenizer: Any, use: str = "the scheme parse asks the target in words") -> Any:
-    """The call's tokenizer, or the one in the folder that `model` came from; nothing is downloaded. `use` is what it
-    is needed for.
-
-    Raises:
-        ValueError: there is neither.
-    """
-    if tokenizer is not None:
-        return tokenizer
-    path = getattr(model.config, "_name_or_path", "")
-    try:
-        if not path:
-            raise OSError("the model was not loaded from a folder")
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, ImportError) as error:
-        raise ValueError(
-            f"{use} and found no tokenizer for {type(model).__name__} ({error}): pass tokenizer=... to generate"
-        ) from error
 
 
 def suffix_ids(tokenizer: Any, prompt: str) -> list[int]:

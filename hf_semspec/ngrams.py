@@ -9,8 +9,8 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from .cache import RowStates
 from .canvas import Canvas
-from .drafting import ChainGenerator, Draft, NoDrafts
-from .token_configs import LosslessConfig
+from .draft import Draft, NoDrafts
+from .drafting import ChainGenerator
 
 
 class NGramGenerator(NoDrafts, CandidateGenerator):
@@ -35,7 +35,7 @@ class NGramGenerator(NoDrafts, CandidateGenerator):
         max_length: int,
         with_laws: bool,
         device: torch.device,
-        max_ngram: int = LosslessConfig.max_ngram,
+        max_ngram: int = 3,
     ) -> None:
         self.vocabulary = vocabulary
         self.num_draft_tokens = num_draft_tokens

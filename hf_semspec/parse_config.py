@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from .checks import assign, bad_value, boolean, entry_of, integer, listed, real
-from .token_configs import EASDConfig, LosslessConfig, token_level
+from .easd_config import EASDConfig
+from .lossless_config import LosslessConfig
+from .revising import token_level
 
 BOUNDARIES = ("first_fail", "longest", "cascade", "random")
 

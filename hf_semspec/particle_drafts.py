@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from .canvas import Canvas
-from .drafting import ChainGenerator, Draft
+from .draft import Draft
+from .drafting import ChainGenerator
 from .particles import draw
 
 

@@ -7,7 +7,7 @@ import torch
 
 from .acceptance import RESIDUAL
 from .call_state import CallState
-from .drafting import NoDrafts
+from .draft import NoDrafts
 from .notices import warn_once
 from .sampling import Processors
 from .segment_scoring import Scorer

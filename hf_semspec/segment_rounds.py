@@ -12,21 +12,21 @@ from .call_state import CallState
 from .calls import Request
 from .configuration import SemanticConfig
 from .decoder import MappedModel, draft_context, warn_of_context
+from .draft import Draft, NoDrafts
 from .drafters import asks_for_model
 from .drafters import drafter as make_drafter
-from .drafting import Draft, NoDrafts
-from .judging import find_tokenizer
 from .outputs import DecodingStats
+from .revising import MakeReviser
 from .sampling import Processors
 from .segment_records import Records
 from .segment_residual import Residual
 from .segment_scoring import Scorer
-from .segment_text import TEXT_USE, Segment, TokenTexts, no_texts
+from .segment_text import TEXT_USE, Segment
 from .segment_turns import CheckTurn, Reader, Reading, RowShelf, Turn, Writing
 from .segments import accepted, leading_matches, score_ratio
 from .speculation import warn_of_low_acceptance
+from .text import TokenTexts, find_tokenizer, no_texts
 from .trace.recorder import mark_segments
-from .verification import MakeReviser
 
 DRAFT, REVISE, FINISH, ENDED = "draft", "revise", "finish", "ended"
 

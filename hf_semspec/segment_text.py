@@ -1,33 +1,6 @@
 """Where a segment ends by its text, whatever tokens the text is made of."""
 
-from collections.abc import Sequence
-from typing import Any
-
 TEXT_USE = "the scheme semantic tells segments by their text"
-
-
-class TokenTexts:
-    """The text of each token behind others: at the start of a text some tokenizers drop a leading space."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
-        self._pieces: dict[int, str] = {}
-
-    def __call__(self, ids: Sequence[int]) -> str:
-        """The joined text of `ids`."""
-        for token in set(ids) - self._pieces.keys():
-            before, both = (
-                self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-                for tokens in (self._anchor, [*self._anchor, token])
-            )
-            self._pieces[token] = both[len(before) :]
-        return "".join(self._pieces[token] for token in ids)
-
-
-def no_texts(ids: Sequence[int]) -> str:
-    """Stands for [`TokenTexts`] where nothing depends on the text."""
-    return ""
 
 
 class Segment:

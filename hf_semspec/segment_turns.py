@@ -12,7 +12,7 @@ from .cache import RowStates
 from .call_state import CallState
 from .calls import Block
 from .decoder import CachedModel
-from .drafting import Draft
+from .draft import Draft
 from .sampling import Processors
 from .segments import within_top_k
 from .speculation import Speculation

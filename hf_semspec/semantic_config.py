@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from .checks import assign, bad_value, entry_of, integer, listed, real, shown
-from .token_configs import EASDConfig, LosslessConfig, token_level
+from .easd_config import EASDConfig
+from .lossless_config import LosslessConfig
+from .revising import token_level
 
 SCORERS = ("probe", "sequence", "likelihood", "random", "none")
 FIRST_SEGMENTS = ("target", "draft")

@@ -16,10 +16,10 @@ from .calibration import progress_over, prompt_inputs
 from .checks import bad_value, integer
 from .configuration import SemanticConfig
 from .continuations import Continuer
-from .judging import find_tokenizer
 from .meanings import Equivalence, meanings, shares
 from .probe import FORMAT, SemanticProbe
 from .probe_fitting import Samples, fit, joined, measure
+from .text import find_tokenizer
 
 ROWS = 160  # continuations written at once
 

@@ -11,8 +11,7 @@ from .cache import RowStates
 from .call_state import CallState
 from .calls import Block, Request
 from .decoder import CachedModel
-from .drafters import drafter
-from .drafting import Draft, NoDrafts
+from .draft import Draft, NoDrafts
 from .notices import warn_once
 from .outputs import DecodingStats
 from .sampling import Processors
@@ -64,14 +63,6 @@ class Speculation:
         self.paused: list[int] = []
         self.target_states: dict[int, RowStates] = {}
         self.draft_states: dict[int, RowStates] = {}
-
-    @classmethod
-    def begin(cls, request: Request, with_laws: bool = False) -> "Speculation":
-        """A whole call: all rows, with the drafts that the request's scheme wants, up to the first token."""
-        call = CallState(request, request.scheme.num_chains)
-        state = cls(call, call.target(), drafter(call, request.scheme, with_laws), with_laws=with_laws)
-        state.prefill(call.inputs.cached)
-        return state
 
     @property
     def running(self) -> bool:

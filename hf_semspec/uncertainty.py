@@ -9,17 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
-def entropy(log_p: Tensor) -> Tensor:
-    """Shannon entropy in nats, with 0·log 0 = 0.
-
-    Args:
-        log_p (`(..., V)`): log-probabilities; -inf is probability 0.
-
-    Returns:
-        `(...)`, between 0 and log V.
-    """
-    return -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
+from .acceptance import entropy
 
 
 def top_overlap(log_p: Tensor, log_q: Tensor, n: int) -> Tensor:

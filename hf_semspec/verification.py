@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -12,29 +12,15 @@ from .call_state import CallState
 from .calls import Request
 from .configuration import PARSEConfig
 from .decoder import CachedModel, MappedModel
+from .draft import NoDrafts
 from .drafters import drafter as make_drafter
-from .drafting import NoDrafts
-from .drafts import first_clash
 from .judging import Answer, Judge, Verdict
 from .outputs import DecodingStats
 from .prefixes import kept_prefix, monotonicity_violations, segment_ended
+from .revising import MakeReviser
 from .speculation import Speculation, warn_of_low_acceptance
 from .translation import TranslatingWriter
-
-
-class Reviser(Protocol):
-    """Rounds of a token-level scheme, and what its record adds to the output."""
-
-    with_laws: bool
-
-    def run(self, state: Speculation) -> None:
-        """Rounds until no row of `state` is open."""
-
-    def attach(self, output: Any, stats: DecodingStats) -> None:
-        """Put the scheme's record on the output."""
-
-
-MakeReviser = Callable[[CallState, Any], Reviser]
+from .vocabulary import first_clash
 
 
 class Verification:

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_semspec import load_draft
-from hf_semspec.drafts import _storages, own_bytes
+from hf_semspec.weights import _storages, own_bytes
 from tests.helpers import EXACT, WEAK_DRAFTS, assisted, check_identities, new_tokens, plain_rows
 from tests.models import draft_of, prompts, tiny
 

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import hf_semspec
-from hf_semspec import cli, compatibility, drafts
+from hf_semspec import cli, compatibility, vocabulary
 from hf_semspec.bench import page as benchmarks
 from hf_semspec.pages import marks
 
@@ -142,7 +142,7 @@ def test_the_index_of_papers_marks_every_value():
 
 
 def test_the_drafts_page_states_the_limit_of_padding():
-    assert f"{drafts.MAX_VOCABULARY_PADDING:,} apart" in (ROOT / "docs" / "drafts.md").read_text(encoding="utf-8")
+    assert f"{vocabulary.MAX_VOCABULARY_PADDING:,} apart" in (ROOT / "docs" / "drafts.md").read_text(encoding="utf-8")
 
 
 def test_the_readme_names_every_scheme():

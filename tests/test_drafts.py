@@ -8,7 +8,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 from hf_semspec import drafts, notices, quantizations
-from hf_semspec.drafts import check_vocabularies, load_draft, vocabulary_size, weight_bytes
+from hf_semspec.drafts import load_draft
+from hf_semspec.vocabulary import check_vocabularies, vocabulary_size
+from hf_semspec.weights import weight_bytes
 
 from .models import tiny, tokenizer
 

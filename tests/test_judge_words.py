@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from hf_semspec import SemSpecConfig
 from hf_semspec.call_state import CallState
 from hf_semspec.decoder import CachedModel
-from hf_semspec.judging import Judge, find_tokenizer, label_ids, suffix_ids
+from hf_semspec.judging import Judge, label_ids, suffix_ids
+from hf_semspec.text import find_tokenizer
 from tests.helpers import JUDGE, WEAK_DRAFTS, assisted, refuses
 from tests.models import draft_of, prompts, tiny, tokenizer
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from hf_semspec import drafts, load_draft, quantizations
-from hf_semspec.drafts import own_bytes, weight_bytes
+from hf_semspec import load_draft, quantizations, weights
 from hf_semspec.quantizations import MAKERS
+from hf_semspec.weights import own_bytes, weight_bytes
 from tests.helpers import EXACT, WEAK_DRAFTS, assisted, check_identities, new_tokens, plain_rows
 from tests.models import prompts, tiny, tokenizer
 
@@ -183,7 +183,7 @@ def test_the_copy_is_its_own_and_the_target_untouched(quantization: str) -> None
     classes = [type(module) for module in target.modules()]
     config, logits = target.config.to_dict(), target(IDS).logits
     draft = load_draft(target, quantization=quantization)
-    assert not drafts._storages(draft).keys() & drafts._storages(target).keys()
+    assert not weights._storages(draft).keys() & weights._storages(target).keys()
     assert own_bytes(draft, target) < own_bytes(target, draft)
     assert nn.functional.cosine_similarity(draft(IDS).logits.float(), logits, dim=-1).median() > 0.8
     assert not torch.equal(draft(IDS).logits, logits)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_semspec.meanings import meanings, shares
-from hf_semspec.segment_text import Segment, TokenTexts
+from hf_semspec.segment_text import Segment
 from hf_semspec.segments import (
     acceptance_probability,
     accepted,
@@ -17,6 +17,7 @@ from hf_semspec.segments import (
     score_ratio,
     within_top_k,
 )
+from hf_semspec.text import TokenTexts
 from tests.models import tokenizer
 from tests.toy import assert_exact
 

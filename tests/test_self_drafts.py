@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from hf_semspec import load_draft, self_drafts
-from hf_semspec.drafts import _storages, own_bytes, weight_bytes
+from hf_semspec.weights import _storages, own_bytes, weight_bytes
 from tests.helpers import (
     EXACT,
     WEAK_DRAFTS,

@@ -12,9 +12,9 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..cache import text_config
 from ..checks import integer
-from ..drafts import MAX_VOCABULARY_PADDING, first_clash
 from ..machine import describe
 from ..timing import Progress, silent
+from ..vocabulary import MAX_VOCABULARY_PADDING, first_clash
 from .agreement import Agreement, agreement_on, block_chi2
 from .contenders import GREEDY, SAMPLING
 from .costs import Seconds, measure_costs

@@ -14,10 +14,10 @@ from ..cache import text_config
 from ..comparison import stock_schedule
 from ..configuration import SCHEME_CONFIGS, EASDConfig, SemanticConfig, SemSpecConfig
 from ..drafters import asks_for_model
-from ..drafts import first_clash
 from ..evaluation.contenders import ASSISTED, DRAFT, TARGET, parse_contenders
 from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.decoding import Batch
+from ..vocabulary import first_clash
 from .contenders import GREEDY, SAMPLING, TUNED_LENGTHS
 from .subject import Subject
 

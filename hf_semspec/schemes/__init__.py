@@ -6,9 +6,10 @@ from typing import Any
 
 from ..calls import Request
 from ..outputs import DecodingStats
+from ..revising import MakeReviser
 from . import easd, lossless, parse, semantic, smc
 
-TOKEN_LEVEL: dict[str, parse.MakeReviser] = {"lossless": lossless.Rounds, "easd": easd.Rounds}
+TOKEN_LEVEL: dict[str, MakeReviser] = {"lossless": lossless.Rounds, "easd": easd.Rounds}
 SCHEMES: dict[str, Callable[[Request], tuple[Any, DecodingStats]]] = {
     "lossless": lossless.decode,
     "easd": easd.decode,

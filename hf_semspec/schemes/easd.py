@@ -5,19 +5,20 @@ from typing import Any
 
 import torch
 
-from ..acceptance import Acceptance, accept_chains, accept_chains_greedy
+from ..acceptance import Acceptance, accept_chains, accept_chains_greedy, entropy
 from ..call_state import CallState
 from ..calls import Block, Request
 from ..configuration import EASDConfig
 from ..notices import warn_once
 from ..outputs import DecodingStats
 from ..speculation import Speculation
-from ..uncertainty import entropy, uncertain_agreement
+from ..token_level import begin
+from ..uncertainty import uncertain_agreement
 
 
 def decode(request: Request) -> tuple[Any, DecodingStats]:
     """Run one call of `generate`; the output carries `triggers` and the entropies, the stats their means."""
-    state = Speculation.begin(request, with_laws=True)
+    state = begin(request, with_laws=True)
     rounds = Rounds(state.call, request.scheme)
     rounds.run(state)
     output, stats = state.output()

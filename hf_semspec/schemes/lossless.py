@@ -8,11 +8,12 @@ from ..calls import Block, Request
 from ..configuration import LosslessConfig
 from ..outputs import DecodingStats
 from ..speculation import Speculation
+from ..token_level import begin
 
 
 def decode(request: Request) -> tuple[Any, DecodingStats]:
     """Run one call of `generate`."""
-    state = Speculation.begin(request)
+    state = begin(request)
     Rounds(state.call, request.scheme).run(state)
     return state.output()
 

@@ -6,7 +6,7 @@ from typing import Any
 from ..calls import Request
 from ..configuration import PARSEConfig
 from ..outputs import DecodingStats
-from ..verification import MakeReviser as MakeReviser
+from ..revising import MakeReviser
 from ..verification import Verification
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from ..calls import Request
 from ..outputs import DecodingStats
+from ..revising import MakeReviser
 from ..segment_rounds import SegmentRounds
-from ..verification import MakeReviser
 
 
 def decode(request: Request, revisers: dict[str, MakeReviser]) -> tuple[Any, DecodingStats]:

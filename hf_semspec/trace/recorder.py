@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from ..acceptance import RESAMPLED, RESIDUAL, Acceptance
-from ..uncertainty import entropy
+from ..acceptance import RESAMPLED, RESIDUAL, Acceptance, entropy
 from . import COMMITTED, Answer, Event, Prefix, Row, Span, Trace
 
 _NEXT = ("bonus", "residual", "resampled")
