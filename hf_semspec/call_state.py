@@ -8,7 +8,7 @@ from typing import Any
 from .cache import RowStates
 from .calls import Request
 from .canvas import Canvas
-from .checks import SAMPLING_SETTINGS
+from .common.fields import SAMPLING_SETTINGS
 from .decoder import CachedModel, compute_device
 from .encoders import Sources
 from .inputs import read_inputs

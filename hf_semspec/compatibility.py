@@ -6,18 +6,18 @@ import torch
 from transformers import GenerationConfig
 
 from .cache import ROLLBACK_LAYER_TYPES, text_config
-from .checks import shown
+from .common.fields import shown
+from .common.warn_once import warn_once
+from .common.wrappers import forward_parameters, prompt_adapter
 from .decoder import takes_masks
 from .drafters import asks_for_model
 from .encoders import PLAINLY, check_encoders, decodes_encoded
 from .foreign import shared_tokens
-from .notices import warn_once
 from .segment_text import TEXT_USE
 from .static_draft import check_static
 from .text import find_tokenizer
 from .unsupported import STOCK_CALLS, other_kind
 from .vocabulary import check_vocabularies, vocabulary_size
-from .wrappers import forward_parameters, prompt_adapter
 
 # option -> the value (or a test of it) that means it is off
 _REFUSED: dict[str, tuple[Any, ...]] = {

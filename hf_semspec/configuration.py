@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig
 
-from .checks import bad_value, class_of, config_from_entry, field_names, shown, unknown_name
+from .common.fields import bad_value, class_of, config_from_entry, field_names, shown, unknown_name
+from .common.json_files import check_depth, check_generation_values, read_object
 from .easd_config import EASDConfig as EASDConfig
 from .lossless_config import LosslessConfig as LosslessConfig
 from .parse_config import PARSEConfig as PARSEConfig
@@ -21,7 +22,6 @@ from .revising import TOKEN_LEVEL_CONFIGS
 from .semantic_config import SemanticConfig as SemanticConfig
 from .smc_config import SMCConfig as SMCConfig
 from .smc_config import sampling_fields
-from .stored import check_depth, check_generation_values, read_object
 
 SchemeConfig = LosslessConfig | EASDConfig | PARSEConfig | SMCConfig | SemanticConfig
 SCHEME_CONFIGS: dict[str, type[SchemeConfig]] = {

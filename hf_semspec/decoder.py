@@ -9,10 +9,10 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from .cache import RaggedCache, attention_windows, cache_argument, text_config
+from .common.warn_once import warn_once
+from .common.wrappers import forward_parameters
 from .crossed import Source
 from .masking import Slots, TailMasks, block_masks, packed_masks, within_windows
-from .notices import warn_once
-from .wrappers import forward_parameters
 
 
 class CachedModel:

@@ -10,17 +10,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from .quantizations import (
-    MAKERS,
-    check_quantization,
-    default_dtype,
-    missing_reader,
-    quantization_config,
-    quantize,
-)
+from .common.wrappers import inner_model
+from .quantizations import MAKERS, check_quantization, default_dtype, missing_reader, quantization_config, quantize
 from .self_drafts import first_layers, merged_state
 from .weights import _storages
-from .wrappers import inner_model
 
 if TYPE_CHECKING:
     pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .checks import assign, bad_value, entry_of, integer, real, sampling_settings
+from .common.fields import assign, bad_value, entry_of, integer, real, sampling_settings
 from .token_level import check_chains
 
 

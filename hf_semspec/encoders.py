@@ -8,9 +8,9 @@ import torch
 
 from .cache import text_config
 from .calls import Request
+from .common.wrappers import forward_parameters
 from .crossed import Encoded, Images, Positions, Source
 from .decoder import compute_device, keeps_no_tensors
-from .wrappers import forward_parameters
 
 SCHEMES = ("lossless", "easd")
 PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"

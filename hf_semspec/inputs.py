@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from .cache import Cache, given_cache, holds_enough, text_config
+from .common.warn_once import warn_once
 from .decoder import compute_device
-from .notices import warn_once
 
 _KNOWN = (
     "attention_mask",

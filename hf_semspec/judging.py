@@ -9,9 +9,9 @@ import torch
 
 from .cache import text_config
 from .call_state import CallState
+from .common.warn_once import warn_once
 from .decoder import CachedModel
 from .masking import Slots, packed_slots
-from .notices import warn_once
 from .parse_config import PARSEConfig
 from .prefixes import boundaries
 from .sampling import Processors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from .checks import assign, bad_value, entry_of, integer, listed
+from .common.fields import assign, bad_value, entry_of, integer, listed
 from .token_level import check_chains
 
 DRAFT_SOURCES = ("model", "ngram", "ngram+model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .checks import assign, bad_value, boolean, entry_of, integer, listed, real
+from .common.fields import assign, bad_value, boolean, entry_of, integer, listed, real
 from .easd_config import EASDConfig
 from .lossless_config import LosslessConfig
 from .revising import token_level

@@ -8,9 +8,9 @@ import torch
 
 from .blocks import Block, Particles
 from .calls import Request
-from .checks import SAMPLING_SETTINGS
+from .common.fields import SAMPLING_SETTINGS
+from .common.warn_once import warn_once
 from .lineage import Lineage, Returns, Round
-from .notices import warn_once
 from .outputs import DecodingStats
 from .particles import draw, log_mean_weight, log_normaliser, select, shared_prefix
 from .speculation import check_laws, describe_model, read_on_host, warn_of_low_acceptance

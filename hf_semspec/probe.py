@@ -14,9 +14,9 @@ from torch import nn
 from transformers.utils import cached_file
 
 from .cache import text_config
-from .checks import SAMPLING_SETTINGS, shown
-from .notices import warn_once
-from .stored import read_object
+from .common.fields import SAMPLING_SETTINGS, shown
+from .common.json_files import read_object
+from .common.warn_once import warn_once
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION = "probe.safetensors", "probe.json"

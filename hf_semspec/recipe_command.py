@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .common.json_files import read_object
 from .configuration import SCHEME_CONFIGS, SemSpecConfig
 from .recipe import REQUIREMENT, call_arguments, export_recipe
 from .sidecar import Sidecar
-from .stored import read_object
 
 
 def add_arguments(parser: argparse.ArgumentParser, setting: Any) -> None:

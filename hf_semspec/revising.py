@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from .call_state import CallState
-from .checks import bad_value, config_from_entry, listed
+from .common.fields import bad_value, config_from_entry, listed
 from .easd_config import EASDConfig
 from .lossless_config import LosslessConfig
 from .outputs import DecodingStats

@@ -7,8 +7,8 @@ import torch
 
 from .acceptance import RESIDUAL
 from .call_state import CallState
+from .common.warn_once import warn_once
 from .draft import NoDrafts
-from .notices import warn_once
 from .sampling import Processors
 from .segment_scoring import Scorer
 from .segment_text import Segment

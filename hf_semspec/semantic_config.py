@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from .checks import assign, bad_value, entry_of, integer, listed, real, shown
+from .common.fields import assign, bad_value, entry_of, integer, listed, real, shown
 from .easd_config import EASDConfig
 from .lossless_config import LosslessConfig
 from .revising import token_level

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from .cache import text_config
 from .calibration import progress_over, prompt_inputs
-from .checks import bad_value, integer
+from .common.fields import bad_value, integer
 from .configuration import SemanticConfig
 from .continuations import Continuer
 from .meanings import Equivalence, meanings, shares

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from .checks import assign, bad_value, boolean, entry_of, integer, listed, real
+from .common.fields import assign, bad_value, boolean, entry_of, integer, listed, real
 from .particles import RESAMPLINGS, SELECTIONS
 
 

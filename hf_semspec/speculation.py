@@ -10,9 +10,9 @@ from .acceptance import BONUS, RESAMPLED, Acceptance
 from .cache import RowStates
 from .call_state import CallState
 from .calls import Block, Request
+from .common.warn_once import warn_once
 from .decoder import CachedModel
 from .draft import Draft, NoDrafts
-from .notices import warn_once
 from .outputs import DecodingStats
 from .sampling import Processors
 

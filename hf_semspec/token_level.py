@@ -6,7 +6,7 @@ from typing import Any
 
 from .call_state import CallState
 from .calls import Request
-from .checks import assign, boolean, integer
+from .common.fields import assign, boolean, integer
 from .drafters import drafter
 from .speculation import Speculation
 

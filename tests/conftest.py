@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 from transformers.utils.logging import warning_once
 
-from hf_semspec import notices
+from hf_semspec.common import warn_once as notices
 from tests.models import draft_of, tiny, tokenizer
 
 # Examples derive from the test's own name: a run neither depends on the last one nor on the machine's speed.

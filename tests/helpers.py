@@ -12,7 +12,8 @@ import transformers
 from packaging.version import Version
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 
-from hf_semspec import LosslessConfig, SemSpecConfig, notices
+from hf_semspec import LosslessConfig, SemSpecConfig
+from hf_semspec.common import warn_once as notices
 from hf_semspec.judging import suffix_ids
 from tests.models import PAD, row_of, tokenizer
 

@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_semspec.configuration import (
-    SCHEME_CONFIGS,
-    EASDConfig,
-    LosslessConfig,
-    scheme_from_dict,
-)
+from hf_semspec.configuration import SCHEME_CONFIGS, EASDConfig, LosslessConfig, scheme_from_dict
 
 pytestmark = pytest.mark.seam
 

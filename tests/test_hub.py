@@ -14,8 +14,8 @@ from transformers import GenerationConfig
 from transformers.utils import hub as transformers_hub
 
 from hf_semspec import EASDConfig, SemSpecConfig
+from hf_semspec.common.json_files import MOST_BYTES
 from hf_semspec.sidecar import Sidecar
-from hf_semspec.stored import MOST_BYTES
 
 SIDECAR = {
     "target": "org/target",

@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given
 from transformers import GenerationConfig
 
-from hf_semspec.configuration import (
-    SCHEME_CONFIGS,
-    EASDConfig,
-    LosslessConfig,
-    SemSpecConfig,
-)
+from hf_semspec.configuration import SCHEME_CONFIGS, EASDConfig, LosslessConfig, SemSpecConfig
 from tests.test_configuration import EASD, EASD_CONFIGS, FULL, LOSSLESS
 
 pytestmark = pytest.mark.seam

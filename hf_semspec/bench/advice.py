@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..cache import text_config
-from ..checks import integer
+from ..common.fields import integer
 from ..machine import describe
 from ..timing import Progress, silent
 from ..vocabulary import MAX_VOCABULARY_PADDING, first_clash

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..checks import integer
+from ..common.fields import integer
 from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.journal import Journal
 from ..machine import describe

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checks import integer
+from ..common.fields import integer
 from ..loading import device_by_name, dtype_by_name
 from .sizes import DRAFT_1_5M, TARGET_98M, Size
 from .subject import Subject, controlled_subject, load_subject, read_prompts

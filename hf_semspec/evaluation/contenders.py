@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from ..checks import bad_value, integer, listed, nearest
+from ..common.fields import bad_value, integer, listed, nearest
 from ..configuration import SCHEME_CONFIGS, SemSpecConfig, scheme_from_dict
 
 TARGET, DRAFT, ASSISTED, BEST_OF, MAJORITY = "target", "draft", "assisted", "best_of", "majority"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checks import integer
+from ..common.fields import integer
 from ..loading import device_by_name, dtype_by_name, is_own_draft, load_named_draft
 from .contenders import Contender, parse_contenders
 from .decoding import Pair

@@ -11,7 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from ..checks import listed
+from ..common.fields import listed
 
 # A sign counts only where no digit or letter stands before it: `16-3` ends in 3, `= -$3` in -3. Commas only between
 # groups of three. A dot that no digit follows ends a sentence.

@@ -8,8 +8,8 @@ import torch
 from ..acceptance import Acceptance, accept_chains, accept_chains_greedy, entropy
 from ..call_state import CallState
 from ..calls import Block, Request
+from ..common.warn_once import warn_once
 from ..configuration import EASDConfig
-from ..notices import warn_once
 from ..outputs import DecodingStats
 from ..speculation import Speculation
 from ..token_level import begin

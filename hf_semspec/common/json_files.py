@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .checks import bad_value, shown
+from .fields import bad_value, shown
 
 MOST_BYTES = 1 << 20
 MOST_DEPTH = 32
