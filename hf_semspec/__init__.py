@@ -4,8 +4,8 @@ statistics."""
 from .calibration import calibrate_easd
 from .configuration import EASDConfig, LosslessConfig, PARSEConfig, SemanticConfig, SemSpecConfig, SMCConfig
 from .drafts import load_draft
+from .engine.outputs import DecodingStats, SemSpecOutput, record_stats
 from .integration import register, unregister
-from .outputs import DecodingStats, SemSpecOutput, record_stats
 from .parse_calibration import calibrate_parse
 from .semantic_training import train_semantic_probe
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
-from .cache import RowStates, held, text_config
-from .call_state import CallState
-from .decoder import CachedModel, MappedModel, draft_context, warn_of_context
-from .draft import NoDrafts
+from .engine.cache import RowStates, held, text_config
+from .engine.call import CallState
+from .engine.draft import NoDrafts
+from .engine.model import CachedModel, MappedModel, draft_context, warn_of_context
+from .engine.processors import Processors
+from .engine.rounds import Speculation
 from .judging import Answer
 from .ngrams import NGramGenerator
-from .sampling import Processors
-from .speculation import Speculation
 from .static_draft import StaticDraft
 
 NGRAM_TOKENS = 5

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from .cache import text_config
-from .calls import Request
-from .canvas import Canvas
-from .decoder import CachedModel, compute_device
-from .draft import Draft
 from .drafting import DraftLength
-from .inputs import read_inputs
+from .engine.cache import text_config
+from .engine.draft import Draft
+from .engine.inputs import read_inputs
+from .engine.model import CachedModel, compute_device
+from .engine.processors import BlockProcessors, CallRandomness, in_blocks, with_temperature
+from .engine.request import Request
+from .engine.rounds import read_on_host
+from .engine.stopping import ParticleStopRules
+from .engine.tokens import Canvas
 from .particle_drafts import ParticleGenerator
 from .particles import draw, token_log_probs
-from .sampling import BlockProcessors, CallRandomness, in_blocks, with_temperature
-from .speculation import read_on_host
-from .stopping import ParticleStopRules
 
 
 @dataclass

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.generation.streamers import BaseStreamer
 
 from .configuration import SemSpecConfig
-from .outputs import DecodingStats
+from .engine.outputs import DecodingStats
 
 PLAIN = "plain"
 _STOCK_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")

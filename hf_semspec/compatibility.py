@@ -5,17 +5,17 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from .cache import ROLLBACK_LAYER_TYPES, text_config
 from .common.fields import shown
 from .common.warn_once import warn_once
 from .common.wrappers import forward_parameters, prompt_adapter
-from .decoder import takes_masks
 from .drafters import asks_for_model
-from .encoders import PLAINLY, check_encoders, decodes_encoded
+from .engine.cache import ROLLBACK_LAYER_TYPES, text_config
+from .engine.encoders import PLAINLY, check_encoders, decodes_encoded
+from .engine.model import takes_masks
+from .engine.text import find_tokenizer
 from .foreign import shared_tokens
 from .segment_text import TEXT_USE
 from .static_draft import check_static
-from .text import find_tokenizer
 from .unsupported import STOCK_CALLS, other_kind
 from .vocabulary import check_vocabularies, vocabulary_size
 

@@ -8,16 +8,16 @@ import torch
 from transformers import GenerationConfig, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from .cache import RowStates, text_config
-from .call_state import CallState
-from .calls import Request
-from .decoder import CachedModel, MappedModel
-from .draft import NoDrafts
-from .sampling import Processors
+from .engine.cache import RowStates, text_config
+from .engine.call import CallState
+from .engine.draft import NoDrafts
+from .engine.model import CachedModel, MappedModel
+from .engine.processors import Processors
+from .engine.request import Request
+from .engine.text import TokenTexts
 from .segment_text import Segment
 from .segment_turns import Reader, Writing
 from .semantic_config import SemanticConfig
-from .text import TokenTexts
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .cache import text_config
-from .call_state import CallState
-from .decoder import MappedModel
-from .draft import NoDrafts
 from .drafting import ChainGenerator, DraftLength
+from .engine.cache import text_config
+from .engine.call import CallState
+from .engine.draft import NoDrafts
+from .engine.model import MappedModel
+from .engine.processors import Processors
 from .foreign import ForeignGenerator
 from .ngrams import NGramFirst, NGramGenerator
-from .sampling import Processors
 from .vocabulary import first_clash
 from .weights import weight_bytes
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from .cache import text_config
-from .canvas import Canvas
-from .decoder import CachedModel, MappedModel, draft_context
 from .drafting import ChainGenerator
+from .engine.cache import text_config
+from .engine.model import CachedModel, MappedModel, draft_context
+from .engine.tokens import Canvas
 from .vocabulary import once_a_pair
 
 # How the two common kinds of vocabulary write a space and a line break.

@@ -10,11 +10,11 @@ from transformers import GenerationConfig
 from transformers.generation import utils as generation_utils
 from transformers.pipelines import base as pipelines_base
 
-from .calls import Request
 from .compatibility import check_options
 from .configuration import scheme_from_dict
-from .encoders import RAW_IMAGES, raw_images
-from .outputs import open_records, publish
+from .engine.encoders import RAW_IMAGES, raw_images
+from .engine.outputs import open_records, publish
+from .engine.request import Request
 from .pipelines import load_assistant
 from .schemes import SCHEMES
 

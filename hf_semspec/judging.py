@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from .cache import text_config
-from .call_state import CallState
 from .common.warn_once import warn_once
-from .decoder import CachedModel
-from .masking import Slots, packed_slots
+from .engine.cache import text_config
+from .engine.call import CallState
+from .engine.masks import Slots, packed_slots
+from .engine.model import CachedModel
+from .engine.processors import Processors
+from .engine.text import TokenTexts, find_tokenizer
 from .parse_config import PARSEConfig
 from .prefixes import boundaries
-from .sampling import Processors
-from .text import TokenTexts, find_tokenizer
 
 _ANSWER = "ANSWER-TO-BE-JUDGED"
 

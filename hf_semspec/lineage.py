@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from .cache import RowStates
-from .canvas import Canvas
-from .inputs import Inputs
-from .outputs import DecodingStats, RowStats
-from .results import Columns, build_cache, build_output
+from .engine.cache import RowStates
+from .engine.inputs import Inputs
+from .engine.outputs import DecodingStats, RowStats
+from .engine.results import Columns, build_cache, build_output
+from .engine.tokens import Canvas
 
 Chosen = Sequence[tuple[int, int, int]]
 

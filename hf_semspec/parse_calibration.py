@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 from .calibration import progress_over, prompt_inputs
 from .configuration import PARSEConfig, SemSpecConfig
-from .text import find_tokenizer
+from .engine.text import find_tokenizer
 
 BINS = 10
 

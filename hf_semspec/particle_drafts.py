@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from .canvas import Canvas
-from .draft import Draft
 from .drafting import ChainGenerator
+from .engine.draft import Draft
+from .engine.tokens import Canvas
 from .particles import draw
 
 

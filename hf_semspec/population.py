@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from .blocks import Block, Particles
-from .calls import Request
 from .common.fields import SAMPLING_SETTINGS
 from .common.warn_once import warn_once
+from .engine.outputs import DecodingStats
+from .engine.request import Request
+from .engine.rounds import check_laws, describe_model, read_on_host, warn_of_low_acceptance
+from .engine.stopping import SettledStream
 from .lineage import Lineage, Returns, Round
-from .outputs import DecodingStats
 from .particles import draw, log_mean_weight, log_normaliser, select, shared_prefix
-from .speculation import check_laws, describe_model, read_on_host, warn_of_low_acceptance
-from .stopping import SettledStream
 from .trace.particles import ParticleRecorder
 
 UNEVEN_ROUNDS, UNEVEN_SHARE = 5, 0.1

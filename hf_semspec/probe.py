@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.utils import cached_file
 
-from .cache import text_config
 from .common.fields import SAMPLING_SETTINGS, shown
 from .common.json_files import read_object
 from .common.warn_once import warn_once
+from .engine.cache import text_config
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION = "probe.safetensors", "probe.json"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from .call_state import CallState
 from .common.fields import bad_value, config_from_entry, listed
 from .easd_config import EASDConfig
+from .engine.call import CallState
+from .engine.outputs import DecodingStats
+from .engine.rounds import Speculation
 from .lossless_config import LosslessConfig
-from .outputs import DecodingStats
-from .speculation import Speculation
 
 TOKEN_LEVEL_CONFIGS: dict[str, type[LosslessConfig] | type[EASDConfig]] = {
     "lossless": LosslessConfig,

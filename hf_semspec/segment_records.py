@@ -4,8 +4,8 @@ import itertools
 
 import torch
 
-from .call_state import CallState
-from .outputs import SegmentRecord
+from .engine.call import CallState
+from .engine.outputs import SegmentRecord
 
 
 class Records:

@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .acceptance import RESIDUAL
-from .call_state import CallState
 from .common.warn_once import warn_once
-from .draft import NoDrafts
-from .sampling import Processors
+from .engine.acceptance import RESIDUAL
+from .engine.call import CallState
+from .engine.draft import NoDrafts
+from .engine.processors import Processors
+from .engine.rounds import check_laws
 from .segment_scoring import Scorer
 from .segment_text import Segment
 from .segment_turns import Evidence, Reader, RowShelf, Writing
 from .segments import acceptance_probability, residual_keep_probability, score_ratio
-from .speculation import check_laws
 
 # On average one segment is drawn for each that was drafted, however seldom one is kept. Estimates may never keep one.
 MOST_DRAWS = {"sequence": 10_000, "probe": 64, "likelihood": 64}

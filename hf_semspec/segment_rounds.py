@@ -6,27 +6,27 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from .acceptance import BONUS, RESIDUAL, Acceptance
-from .cache import held, text_config
-from .call_state import CallState
-from .calls import Request
 from .configuration import SemanticConfig
-from .decoder import MappedModel, draft_context, warn_of_context
-from .draft import Draft, NoDrafts
 from .drafters import asks_for_model
 from .drafters import drafter as make_drafter
-from .outputs import DecodingStats
+from .engine.acceptance import BONUS, RESIDUAL, Acceptance
+from .engine.cache import held, text_config
+from .engine.call import CallState
+from .engine.draft import Draft, NoDrafts
+from .engine.model import MappedModel, draft_context, warn_of_context
+from .engine.outputs import DecodingStats
+from .engine.processors import Processors
+from .engine.recorder import mark_segments
+from .engine.request import Request
+from .engine.rounds import warn_of_low_acceptance
+from .engine.text import TokenTexts, find_tokenizer, no_texts
 from .revising import MakeReviser
-from .sampling import Processors
 from .segment_records import Records
 from .segment_residual import Residual
 from .segment_scoring import Scorer
 from .segment_text import TEXT_USE, Segment
 from .segment_turns import CheckTurn, Reader, Reading, RowShelf, Turn, Writing
 from .segments import accepted, leading_matches, score_ratio
-from .speculation import warn_of_low_acceptance
-from .text import TokenTexts, find_tokenizer, no_texts
-from .trace.recorder import mark_segments
 
 DRAFT, REVISE, FINISH, ENDED = "draft", "revise", "finish", "ended"
 

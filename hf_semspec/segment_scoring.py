@@ -2,7 +2,7 @@
 
 import torch
 
-from .call_state import CallState
+from .engine.call import CallState
 from .probe import SemanticProbe
 from .segment_turns import Evidence
 from .semantic_config import SemanticConfig

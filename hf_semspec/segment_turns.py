@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from .acceptance import Acceptance
-from .cache import RowStates
-from .call_state import CallState
-from .calls import Block
-from .decoder import CachedModel
-from .draft import Draft
-from .sampling import Processors
+from .engine.acceptance import Acceptance
+from .engine.cache import RowStates
+from .engine.call import CallState
+from .engine.draft import Draft
+from .engine.model import CachedModel
+from .engine.processors import Processors
+from .engine.request import Block
+from .engine.rounds import Speculation
 from .segments import within_top_k
-from .speculation import Speculation
 
 CHECK_TOKENS = 128  # positions whose logits are held at once
 

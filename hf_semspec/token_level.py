@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .call_state import CallState
-from .calls import Request
 from .common.fields import assign, boolean, integer
 from .drafters import drafter
-from .speculation import Speculation
+from .engine.call import CallState
+from .engine.request import Request
+from .engine.rounds import Speculation
 
 
 def check_chains(config: Any) -> None:

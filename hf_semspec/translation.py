@@ -8,16 +8,16 @@ import torch
 from transformers.generation import EosTokenCriteria, MaxTimeCriteria, logits_process
 
 from .answers import AnswerWriter, Run
-from .cache import text_config
-from .call_state import CallState
-from .calls import Request
-from .decoder import CachedModel
+from .engine.cache import text_config
+from .engine.call import CallState
+from .engine.model import CachedModel
+from .engine.outputs import DecodingStats
+from .engine.processors import HISTORYLESS
+from .engine.request import Request
+from .engine.rounds import Speculation
+from .engine.stopping import StopRules
 from .foreign import encode_after
 from .judging import Answer
-from .outputs import DecodingStats
-from .sampling import HISTORYLESS
-from .speculation import Speculation
-from .stopping import StopRules
 
 # Processors that mean the same on any vocabulary; the others speak of the target's ids.
 _ANY_VOCABULARY = (

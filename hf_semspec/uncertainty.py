@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .acceptance import entropy
+from .engine.acceptance import entropy
 
 
 def top_overlap(log_p: Tensor, log_q: Tensor, n: int) -> Tensor:

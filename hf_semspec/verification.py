@@ -7,18 +7,18 @@ from typing import Any
 import torch
 
 from .answers import AnswerWriter
-from .cache import RowStates, held
-from .call_state import CallState
-from .calls import Request
 from .configuration import PARSEConfig
-from .decoder import CachedModel, MappedModel
-from .draft import NoDrafts
 from .drafters import drafter as make_drafter
+from .engine.cache import RowStates, held
+from .engine.call import CallState
+from .engine.draft import NoDrafts
+from .engine.model import CachedModel, MappedModel
+from .engine.outputs import DecodingStats
+from .engine.request import Request
+from .engine.rounds import Speculation, warn_of_low_acceptance
 from .judging import Answer, Judge, Verdict
-from .outputs import DecodingStats
 from .prefixes import kept_prefix, monotonicity_violations, segment_ended
 from .revising import MakeReviser
-from .speculation import Speculation, warn_of_low_acceptance
 from .translation import TranslatingWriter
 from .vocabulary import first_clash
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_semspec.acceptance import (
+from hf_semspec.engine.acceptance import (
     BONUS,
     RESAMPLED,
     RESIDUAL,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_semspec.acceptance import RESIDUAL, Acceptance
+from hf_semspec.engine.acceptance import RESIDUAL, Acceptance
 from tests import reference
 from tests.statistics import deviations, total_variation
 from tests.toy import Toy, assert_exact, committed, rule

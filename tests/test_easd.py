@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from hf_semspec import EASDConfig, SemSpecConfig, calibrate_easd
-from hf_semspec.acceptance import entropy
+from hf_semspec.engine.acceptance import entropy
 
 from .helpers import WEAK_DRAFTS, new_tokens, plain_rows
 from .models import draft_of, prompts, row_of, tiny

@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from hf_semspec import SemSpecConfig, encoders, record_stats
+from hf_semspec import SemSpecConfig, record_stats
+from hf_semspec.engine import encoders
 from hf_semspec.weights import weight_bytes
 from tests.encoder_models import FAMILIES, encoder_decoder, one_of, sources, whisper
 from tests.helpers import (
@@ -81,7 +82,7 @@ def test_rows_out_of_step_need_their_own_positions(monkeypatch: pytest.MonkeyPat
     inputs = sources(RAGGED, seed=1)
     for family in KINDS:
         monkeypatch.setitem(encoders.POSITIONS, family, "given")
-        monkeypatch.setattr("hf_semspec.crossed.Encoded.arguments", _without_positions)
+        monkeypatch.setattr("hf_semspec.engine.sources.Encoded.arguments", _without_positions)
         target = model(family)
         output = assisted(target, draft_of(target, "near"), inputs, max_new_tokens=16)
         reference = plain_rows(target, inputs, max_new_tokens=16)

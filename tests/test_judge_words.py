@@ -9,10 +9,10 @@ from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
 from hf_semspec import SemSpecConfig
-from hf_semspec.call_state import CallState
-from hf_semspec.decoder import CachedModel
+from hf_semspec.engine.call import CallState
+from hf_semspec.engine.model import CachedModel
+from hf_semspec.engine.text import find_tokenizer
 from hf_semspec.judging import Judge, label_ids, suffix_ids
-from hf_semspec.text import find_tokenizer
 from tests.helpers import JUDGE, WEAK_DRAFTS, assisted, refuses
 from tests.models import draft_of, prompts, tiny, tokenizer
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from hf_semspec.engine.masks import packed_masks, packed_slots
 from hf_semspec.judging import confidence
-from hf_semspec.masking import packed_masks, packed_slots
 from hf_semspec.prefixes import boundaries, ends_of, kept_prefix, monotonicity_violations, segment_ended
 from tests import reference
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from hf_semspec.engine.text import TokenTexts
 from hf_semspec.meanings import meanings, shares
 from hf_semspec.segment_text import Segment
 from hf_semspec.segments import (
@@ -17,7 +18,6 @@ from hf_semspec.segments import (
     score_ratio,
     within_top_k,
 )
-from hf_semspec.text import TokenTexts
 from tests.models import tokenizer
 from tests.toy import assert_exact
 

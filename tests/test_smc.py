@@ -10,7 +10,7 @@ from transformers import (
 
 from hf_semspec import SemSpecConfig
 from hf_semspec.blocks import Block
-from hf_semspec.cache import RaggedCache
+from hf_semspec.engine.cache import RaggedCache
 from hf_semspec.particles import RESAMPLINGS
 from hf_semspec.population import Population
 from hf_semspec.schemes import smc

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hf_semspec import EASDConfig, SemSpecConfig
+from hf_semspec.engine.recorder import Recorder
 from hf_semspec.trace import COMMITTED, DROPPED, KINDS, Trace
-from hf_semspec.trace.recorder import Recorder
 
 from .encoder_models import encoder_decoder, sources
 from .helpers import JUDGE, WEAK_DRAFTS, check_identities, new_tokens, plain_rows

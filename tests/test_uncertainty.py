@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_semspec.acceptance import entropy
+from hf_semspec.engine.acceptance import entropy
 from hf_semspec.uncertainty import top_overlap, uncertain_agreement
 from tests import reference
 from tests.toy import log

@@ -7,7 +7,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, WatermarkingConfig
 
 from hf_semspec import SemSpecConfig
-from hf_semspec.acceptance import entropy
+from hf_semspec.engine.acceptance import entropy
 from tests.helpers import EXACT, SINGLE, WEAK_DRAFTS, assisted, check_identities, new_tokens, plain, plain_rows
 from tests.models import VOCAB, draft_of, prompts, tiny
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_semspec.acceptance import Acceptance, accept_chain, accept_chains
+from hf_semspec.engine.acceptance import Acceptance, accept_chain, accept_chains
 from tests.reference import Law, branches
 
 Prefix = tuple[int, ...]

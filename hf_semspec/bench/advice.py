@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..cache import text_config
 from ..common.fields import integer
+from ..engine.cache import text_config
 from ..machine import describe
 from ..timing import Progress, silent
 from ..vocabulary import MAX_VOCABULARY_PADDING, first_clash

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..acceptance import entropy
-from ..cache import text_config
+from ..engine.acceptance import entropy
+from ..engine.cache import text_config
 from ..uncertainty import uncertain_agreement
 
 # Texts are read so many probabilities at a time: the laws of a large vocabulary are what takes memory.

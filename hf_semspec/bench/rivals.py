@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ..cache import text_config
 from ..comparison import stock_schedule
 from ..configuration import SCHEME_CONFIGS, EASDConfig, SemanticConfig, SemSpecConfig
 from ..drafters import asks_for_model
+from ..engine.cache import text_config
 from ..evaluation.contenders import ASSISTED, DRAFT, TARGET, parse_contenders
 from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.decoding import Batch

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..calls import Request
-from ..outputs import DecodingStats
+from ..engine.outputs import DecodingStats
+from ..engine.request import Request
 from ..revising import MakeReviser
 from . import easd, lossless, parse, semantic, smc
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from ..acceptance import Acceptance, accept_chains, accept_chains_greedy, entropy
-from ..call_state import CallState
-from ..calls import Block, Request
 from ..common.warn_once import warn_once
 from ..configuration import EASDConfig
-from ..outputs import DecodingStats
-from ..speculation import Speculation
+from ..engine.acceptance import Acceptance, accept_chains, accept_chains_greedy, entropy
+from ..engine.call import CallState
+from ..engine.outputs import DecodingStats
+from ..engine.request import Block, Request
+from ..engine.rounds import Speculation
 from ..token_level import begin
 from ..uncertainty import uncertain_agreement
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from ..acceptance import Acceptance, accept_chains, accept_chains_greedy
-from ..call_state import CallState
-from ..calls import Block, Request
 from ..configuration import LosslessConfig
-from ..outputs import DecodingStats
-from ..speculation import Speculation
+from ..engine.acceptance import Acceptance, accept_chains, accept_chains_greedy
+from ..engine.call import CallState
+from ..engine.outputs import DecodingStats
+from ..engine.request import Block, Request
+from ..engine.rounds import Speculation
 from ..token_level import begin
 
 

@@ -3,9 +3,9 @@ many of its prefixes in one pass, and goes on from the longest valid one."""
 
 from typing import Any
 
-from ..calls import Request
 from ..configuration import PARSEConfig
-from ..outputs import DecodingStats
+from ..engine.outputs import DecodingStats
+from ..engine.request import Request
 from ..revising import MakeReviser
 from ..verification import Verification
 

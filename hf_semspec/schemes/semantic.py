@@ -3,8 +3,8 @@ segment, the target reads it, and writes one itself where it is not likely to sa
 
 from typing import Any
 
-from ..calls import Request
-from ..outputs import DecodingStats
+from ..engine.outputs import DecodingStats
+from ..engine.request import Request
 from ..revising import MakeReviser
 from ..segment_rounds import SegmentRounds
 

@@ -3,9 +3,9 @@ weighted by target over draft are resampled where their weights have become unev
 
 from typing import Any
 
-from ..calls import Request
 from ..configuration import SMCConfig
-from ..outputs import DecodingStats
+from ..engine.outputs import DecodingStats
+from ..engine.request import Request
 from ..particles import draw, log_increments, log_normaliser, resample
 from ..population import Population
 

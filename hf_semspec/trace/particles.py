@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from ..engine.recorder import with_cut
 from ..particles import token_log_probs
 from . import Event, ParticleRound, Population, Row, Trace
-from .recorder import with_cut
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ..common.warn_once import warn_once
+from ..common.wrappers import forward_parameters
 from .cache import RaggedCache, attention_windows, cache_argument, text_config
-from .common.warn_once import warn_once
-from .common.wrappers import forward_parameters
-from .crossed import Source
-from .masking import Slots, TailMasks, block_masks, packed_masks, within_windows
+from .masks import Slots, TailMasks, block_masks, packed_masks, within_windows
+from .sources import Source
 
 
 class CachedModel:

@@ -5,18 +5,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ..common.fields import SAMPLING_SETTINGS
 from .cache import RowStates
-from .calls import Request
-from .canvas import Canvas
-from .common.fields import SAMPLING_SETTINGS
-from .decoder import CachedModel, compute_device
 from .encoders import Sources
 from .inputs import read_inputs
+from .model import CachedModel, compute_device
 from .outputs import DecodingStats, RowStats
+from .processors import CallRandomness
+from .recorder import Recorder
+from .request import Request
 from .results import Columns, build_cache, build_output
-from .sampling import CallRandomness
 from .stopping import SettledStream, StopRules
-from .trace.recorder import Recorder
+from .tokens import Canvas
 
 
 class CallState:

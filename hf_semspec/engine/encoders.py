@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from ..common.wrappers import forward_parameters
 from .cache import text_config
-from .calls import Request
-from .common.wrappers import forward_parameters
-from .crossed import Encoded, Images, Positions, Source
-from .decoder import compute_device, keeps_no_tensors
+from .model import compute_device, keeps_no_tensors
+from .request import Request
+from .sources import Encoded, Images, Positions, Source
 
 SCHEMES = ("lossless", "easd")
 PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .common.fields import SAMPLING_SETTINGS
+from ..common.fields import SAMPLING_SETTINGS
 from .draft import Draft
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from .cache import Cache, RaggedCache, RaggedLayer, cross_states, paired_caches
-from .masking import aligned_mask
+from .masks import aligned_mask
 
 Positions = Literal["given", "relative", "counted"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..acceptance import RESAMPLED, RESIDUAL, Acceptance, entropy
-from . import COMMITTED, Answer, Event, Prefix, Row, Span, Trace
+from ..trace import COMMITTED, Answer, Event, Prefix, Row, Span, Trace
+from .acceptance import RESAMPLED, RESIDUAL, Acceptance, entropy
 
 _NEXT = ("bonus", "residual", "resampled")
 _STOPPED = {RESIDUAL: "rejected", RESAMPLED: "triggered"}

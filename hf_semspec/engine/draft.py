@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from .cache import RaggedCache, RowStates
-from .canvas import Canvas
-from .decoder import CachedModel
+from .model import CachedModel
+from .tokens import Canvas
 
 
 @dataclass

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from ..common.warn_once import warn_once
 from .cache import Cache, given_cache, holds_enough, text_config
-from .common.warn_once import warn_once
-from .decoder import compute_device
+from .model import compute_device
 
 _KNOWN = (
     "attention_mask",

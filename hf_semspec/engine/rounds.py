@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ..common.warn_once import warn_once
 from .acceptance import BONUS, RESAMPLED, Acceptance
 from .cache import RowStates
-from .call_state import CallState
-from .calls import Block, Request
-from .common.warn_once import warn_once
-from .decoder import CachedModel
+from .call import CallState
 from .draft import Draft, NoDrafts
+from .model import CachedModel
 from .outputs import DecodingStats
-from .sampling import Processors
+from .processors import Processors
+from .request import Block, Request
 
 OUTCOMES = ("bonus", "residual", "resampled")
 LOW_ACCEPTANCE, LOW_ACCEPTANCE_TESTED, LOW_ACCEPTANCE_SEGMENTS = 0.1, 20, 10

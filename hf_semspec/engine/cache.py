@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache as Cache
 from transformers.cache_utils import CacheLayerMixin, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from .common.wrappers import forward_parameters
+from ..common.wrappers import forward_parameters
 
 ROLLBACK_LAYER_TYPES = ("full_attention", "sliding_attention")
 

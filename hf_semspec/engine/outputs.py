@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from .trace import Trace
+from ..trace import Trace
 
 
 def _ratio(part: float, whole: float) -> float:
