@@ -3,7 +3,7 @@ statistics."""
 
 from .calibration import calibrate_easd
 from .configuration import EASDConfig, LosslessConfig, PARSEConfig, SemanticConfig, SemSpecConfig, SMCConfig
-from .drafts import load_draft
+from .drafts.load import load_draft
 from .engine.outputs import DecodingStats, SemSpecOutput, record_stats
 from .integration import register, unregister
 from .parse_calibration import calibrate_parse

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from .drafts.ngram import NGramGenerator
+from .drafts.static import StaticDraft
 from .engine.cache import RowStates, held, text_config
 from .engine.call import CallState
 from .engine.draft import NoDrafts
@@ -9,8 +11,6 @@ from .engine.model import CachedModel, MappedModel, draft_context, warn_of_conte
 from .engine.processors import Processors
 from .engine.rounds import Speculation
 from .judging import Answer
-from .ngrams import NGramGenerator
-from .static_draft import StaticDraft
 
 NGRAM_TOKENS = 5
 Run = Callable[[Speculation], None]

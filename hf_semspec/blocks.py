@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from .drafting import DraftLength
+from .drafts.chain import DraftLength
 from .engine.cache import text_config
 from .engine.draft import Draft
 from .engine.inputs import read_inputs

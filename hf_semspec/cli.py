@@ -17,8 +17,8 @@ from transformers.utils import logging
 
 from .comparison import PLAIN, Run, comparison_table, decode, encode, plain_config, verdicts_table
 from .configuration import SCHEME_CONFIGS, EASDConfig, SchemeConfig, SemanticConfig, SemSpecConfig, SMCConfig
-from .drafters import asks_for_model
-from .drafts import load_draft
+from .drafts.choose import asks_for_model
+from .drafts.load import load_draft
 from .loading import DRAFT_HELP, MADE, device_by_name, dtype_by_name, load_named_draft, own_draft
 
 

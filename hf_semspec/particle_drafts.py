@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .drafting import ChainGenerator
+from .drafts.chain import ChainGenerator
 from .engine.draft import Draft
 from .engine.tokens import Canvas
 from .particles import draw

@@ -11,7 +11,7 @@ from pprint import pformat
 from typing import Any
 
 from .configuration import SemSpecConfig, scheme_from_dict
-from .drafters import asks_for_model
+from .drafts.choose import asks_for_model
 from .sidecar import Sidecar
 
 # The oldest version whose `run` a recipe may call.

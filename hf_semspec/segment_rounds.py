@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from .configuration import SemanticConfig
-from .drafters import asks_for_model
-from .drafters import drafter as make_drafter
+from .drafts.choose import asks_for_model
+from .drafts.choose import drafter as make_drafter
 from .engine.acceptance import BONUS, RESIDUAL, Acceptance
 from .engine.cache import held, text_config
 from .engine.call import CallState

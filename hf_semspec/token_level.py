@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .common.fields import assign, boolean, integer
-from .drafters import drafter
+from .drafts.choose import drafter
 from .engine.call import CallState
 from .engine.request import Request
 from .engine.rounds import Speculation

@@ -8,6 +8,7 @@ import torch
 from transformers.generation import EosTokenCriteria, MaxTimeCriteria, logits_process
 
 from .answers import AnswerWriter, Run
+from .drafts.other_tokenizer import encode_after
 from .engine.cache import text_config
 from .engine.call import CallState
 from .engine.model import CachedModel
@@ -16,7 +17,6 @@ from .engine.processors import HISTORYLESS
 from .engine.request import Request
 from .engine.rounds import Speculation
 from .engine.stopping import StopRules
-from .foreign import encode_after
 from .judging import Answer
 
 # Processors that mean the same on any vocabulary; the others speak of the target's ids.

@@ -8,7 +8,8 @@ import torch
 
 from .answers import AnswerWriter
 from .configuration import PARSEConfig
-from .drafters import drafter as make_drafter
+from .drafts.choose import drafter as make_drafter
+from .drafts.vocabulary import first_clash
 from .engine.cache import RowStates, held
 from .engine.call import CallState
 from .engine.draft import NoDrafts
@@ -20,7 +21,6 @@ from .judging import Answer, Judge, Verdict
 from .prefixes import kept_prefix, monotonicity_violations, segment_ended
 from .revising import MakeReviser
 from .translation import TranslatingWriter
-from .vocabulary import first_clash
 
 
 class Verification:

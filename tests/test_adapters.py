@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_semspec import load_draft
-from hf_semspec.weights import _storages, own_bytes
+from hf_semspec.drafts.weights import _storages, own_bytes
 from tests.helpers import EXACT, WEAK_DRAFTS, assisted, check_identities, new_tokens, plain_rows
 from tests.models import draft_of, prompts, tiny
 
@@ -157,7 +157,7 @@ def test_adapters_that_cannot_be_merged_are_refused_with_the_way_out(monkeypatch
 def test_an_error_while_copying_leaves_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     target = adapted()
     before = snapshot(target)
-    monkeypatch.setattr("hf_semspec.drafts._unshare", lambda draft, model: 1 / 0)
+    monkeypatch.setattr("hf_semspec.drafts.load._unshare", lambda draft, model: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         load_draft(target, dtype=torch.bfloat16)
     assert same(snapshot(target), before)
@@ -189,7 +189,7 @@ def test_ui29_a_target_with_adapters_drafts_for_itself(form: dict[str, Any]) -> 
 
 
 def test_peft_is_not_needed_for_models_without_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_semspec.self_drafts.find_spec", lambda name: None)
+    monkeypatch.setattr("hf_semspec.drafts.copies.find_spec", lambda name: None)
     for name in [name for name in sys.modules if name.split(".")[0] == "peft"]:
         monkeypatch.setitem(sys.modules, name, None)
     assert load_draft(base(), dtype=torch.bfloat16).dtype == torch.bfloat16

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from hf_semspec.drafting import ChainGenerator, DraftLength
+from hf_semspec.drafts.chain import ChainGenerator, DraftLength
+from hf_semspec.drafts.ngram import NGramGenerator
 from hf_semspec.engine.processors import CallRandomness, Processors
-from hf_semspec.ngrams import NGramGenerator
 from tests.helpers import TESTING, WEAK_DRAFTS, Forwards, assisted, plain
 from tests.models import VOCAB, draft_of, prompts, tiny
 

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
-from hf_semspec import drafts, quantizations
 from hf_semspec.common import warn_once as notices
-from hf_semspec.drafts import load_draft
-from hf_semspec.vocabulary import check_vocabularies, vocabulary_size
-from hf_semspec.weights import weight_bytes
+from hf_semspec.drafts import load as drafts
+from hf_semspec.drafts import quantizations
+from hf_semspec.drafts.load import load_draft
+from hf_semspec.drafts.vocabulary import check_vocabularies, vocabulary_size
+from hf_semspec.drafts.weights import weight_bytes
 
 from .models import tiny, tokenizer
 

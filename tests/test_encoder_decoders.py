@@ -12,8 +12,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from hf_semspec import SemSpecConfig, record_stats
+from hf_semspec.drafts.weights import weight_bytes
 from hf_semspec.engine import encoders
-from hf_semspec.weights import weight_bytes
 from tests.encoder_models import FAMILIES, encoder_decoder, one_of, sources, whisper
 from tests.helpers import (
     CACHE,

@@ -13,8 +13,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from hf_semspec import SemSpecConfig
-from hf_semspec.foreign import ForeignGenerator, ForeignModel, encode_after, shared_tokens, spellings
-from hf_semspec.vocabulary import first_clash
+from hf_semspec.drafts.other_tokenizer import ForeignGenerator, ForeignModel, encode_after, shared_tokens, spellings
+from hf_semspec.drafts.vocabulary import first_clash
 from tests.helpers import (
     TESTING,
     WEAK_DRAFTS,

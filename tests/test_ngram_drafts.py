@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedModel, pipeline
 
 from hf_semspec import EASDConfig, LosslessConfig, SemSpecConfig, record_stats
+from hf_semspec.drafts.ngram import NGramGenerator
 from hf_semspec.engine.acceptance import accept_chains
-from hf_semspec.ngrams import NGramGenerator
 from hf_semspec.schemes import lossless
 from tests.helpers import (
     CACHE,

@@ -10,7 +10,7 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_semspec import load_draft
-from hf_semspec.weights import own_bytes
+from hf_semspec.drafts.weights import own_bytes
 from tests.helpers import EXACT, WEAK_DRAFTS, Forwards, assisted, check_identities, new_tokens, plain_rows
 from tests.models import draft_of, prompts, tiny
 

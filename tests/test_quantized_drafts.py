@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from hf_semspec import load_draft, quantizations, weights
-from hf_semspec.quantizations import MAKERS
-from hf_semspec.weights import own_bytes, weight_bytes
+from hf_semspec import load_draft
+from hf_semspec.drafts import quantizations, weights
+from hf_semspec.drafts.quantizations import MAKERS
+from hf_semspec.drafts.weights import own_bytes, weight_bytes
 from tests.helpers import EXACT, WEAK_DRAFTS, assisted, check_identities, new_tokens, plain_rows
 from tests.models import prompts, tiny, tokenizer
 

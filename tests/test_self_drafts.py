@@ -22,8 +22,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from hf_semspec import load_draft, self_drafts
-from hf_semspec.weights import _storages, own_bytes, weight_bytes
+from hf_semspec import load_draft
+from hf_semspec.drafts import copies as self_drafts
+from hf_semspec.drafts.weights import _storages, own_bytes, weight_bytes
 from tests.helpers import (
     EXACT,
     WEAK_DRAFTS,

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_semspec import LosslessConfig, PARSEConfig, SemSpecConfig, static_draft
+from hf_semspec import LosslessConfig, PARSEConfig, SemSpecConfig
+from hf_semspec.drafts import static as static_draft
 from hf_semspec.engine.model import keeps_no_tensors
 from tests.helpers import EXACT, WEAK_DRAFTS, assisted, new_tokens, plain, plain_rows, refuses
 from tests.models import draft_of, prompts, tiny

@@ -21,11 +21,11 @@ from transformers.utils import logging as transformers_logging
 from ..comparison import PLAIN, Run, decode, encode, plain_config
 from ..configuration import SemSpecConfig
 from ..demo import NAME, PROBLEMS, load_smollm2
-from ..drafts import load_draft
+from ..drafts.load import load_draft
+from ..drafts.quantizations import MAKERS
+from ..drafts.weights import own_bytes, weight_bytes
 from ..machine import describe
 from ..pages import markdown_table, origin, write_between
-from ..quantizations import MAKERS
-from ..weights import own_bytes, weight_bytes
 
 NUM_DRAFT_TOKENS = 4
 # Share of the target's layers in the drafts that are its first layers.

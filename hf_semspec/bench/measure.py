@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from ..drafts.vocabulary import first_clash
 from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.decoding import Batch
 from ..evaluation.statistics import bootstrap
 from ..timing import Progress, silent, synchronize
-from ..vocabulary import first_clash
 from .accounting import accounted
 from .agreement import Agreement, agreement_on
 from .costs import forecast, measure_costs, needed

@@ -12,12 +12,12 @@ from transformers import GenerationConfig
 
 from ..comparison import stock_schedule
 from ..configuration import SCHEME_CONFIGS, EASDConfig, SemanticConfig, SemSpecConfig
-from ..drafters import asks_for_model
+from ..drafts.choose import asks_for_model
+from ..drafts.vocabulary import first_clash
 from ..engine.cache import text_config
 from ..evaluation.contenders import ASSISTED, DRAFT, TARGET, parse_contenders
 from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.decoding import Batch
-from ..vocabulary import first_clash
 from .contenders import GREEDY, SAMPLING, TUNED_LENGTHS
 from .subject import Subject
 

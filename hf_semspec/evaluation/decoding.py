@@ -14,9 +14,9 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ..comparison import encode, stock_schedule
 from ..configuration import SemSpecConfig
-from ..drafters import asks_for_model
+from ..drafts.choose import asks_for_model
+from ..drafts.vocabulary import first_clash
 from ..timing import synchronize
-from ..vocabulary import first_clash
 from .contenders import ASSISTED, BEST_OF, DRAFT, MAJORITY, TARGET, Contender
 
 # What is kept of a scheme's statistics; all of them add up over calls.

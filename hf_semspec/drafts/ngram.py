@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from .drafting import ChainGenerator
-from .engine.cache import RowStates
-from .engine.draft import Draft, NoDrafts
-from .engine.tokens import Canvas
+from ..engine.cache import RowStates
+from ..engine.draft import Draft, NoDrafts
+from ..engine.tokens import Canvas
+from .chain import ChainGenerator
 
 
 class NGramGenerator(NoDrafts, CandidateGenerator):

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .drafting import ChainGenerator, DraftLength
-from .engine.cache import text_config
-from .engine.call import CallState
-from .engine.draft import NoDrafts
-from .engine.model import MappedModel
-from .engine.processors import Processors
-from .foreign import ForeignGenerator
-from .ngrams import NGramFirst, NGramGenerator
+from ..engine.cache import text_config
+from ..engine.call import CallState
+from ..engine.draft import NoDrafts
+from ..engine.model import MappedModel
+from ..engine.processors import Processors
+from .chain import ChainGenerator, DraftLength
+from .ngram import NGramFirst, NGramGenerator
+from .other_tokenizer import ForeignGenerator
 from .vocabulary import first_clash
 from .weights import weight_bytes
 

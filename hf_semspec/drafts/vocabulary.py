@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
-from .common.warn_once import warn_once
+from ..common.warn_once import warn_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

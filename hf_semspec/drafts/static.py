@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .engine.masks import block_masks
-from .engine.model import MappedModel, adapting_rope, is_hooked, takes_masks
+from ..engine.masks import block_masks
+from ..engine.model import MappedModel, adapting_rope, is_hooked, takes_masks
 
 # Columns to begin with: each time the cache doubles, its buffers move and the forward is captured anew.
 CAPACITY = 256

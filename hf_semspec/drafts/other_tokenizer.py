@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from .drafting import ChainGenerator
-from .engine.cache import text_config
-from .engine.model import CachedModel, MappedModel, draft_context
-from .engine.tokens import Canvas
+from ..engine.cache import text_config
+from ..engine.model import CachedModel, MappedModel, draft_context
+from ..engine.tokens import Canvas
+from .chain import ChainGenerator
 from .vocabulary import once_a_pair
 
 # How the two common kinds of vocabulary write a space and a line break.

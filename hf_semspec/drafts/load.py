@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from .common.wrappers import inner_model
+from ..common.wrappers import inner_model
+from .copies import first_layers, merged_state
 from .quantizations import MAKERS, check_quantization, default_dtype, missing_reader, quantization_config, quantize
-from .self_drafts import first_layers, merged_state
 from .weights import _storages
 
 if TYPE_CHECKING:

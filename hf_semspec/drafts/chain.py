@@ -7,13 +7,13 @@ import torch
 from torch.nn import functional
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from .engine.cache import RowStates, held
-from .engine.draft import Draft, NoDrafts
-from .engine.model import MappedModel, draft_context, warn_of_context
-from .engine.processors import CallRandomness, Processors
-from .engine.sources import Source
-from .engine.tokens import Canvas
-from .static_draft import StaticDraft
+from ..engine.cache import RowStates, held
+from ..engine.draft import Draft, NoDrafts
+from ..engine.model import MappedModel, draft_context, warn_of_context
+from ..engine.processors import CallRandomness, Processors
+from ..engine.sources import Source
+from ..engine.tokens import Canvas
+from .static import StaticDraft
 
 
 class DraftLength:

@@ -1,0 +1,1 @@
+"""What drafts, and how it is loaded."""
