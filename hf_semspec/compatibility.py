@@ -17,7 +17,7 @@ from .engine.cache import ROLLBACK_LAYER_TYPES, text_config
 from .engine.encoders import PLAINLY, check_encoders, decodes_encoded
 from .engine.model import takes_masks
 from .engine.text import find_tokenizer
-from .segment_text import TEXT_USE
+from .schemes.semantic.segment import TEXT_USE
 
 # option -> the value (or a test of it) that means it is off
 _REFUSED: dict[str, tuple[Any, ...]] = {

@@ -15,13 +15,13 @@ from transformers import GenerationConfig
 
 from .common.fields import bad_value, class_of, config_from_entry, field_names, shown, unknown_name
 from .common.json_files import check_depth, check_generation_values, read_object
-from .easd_config import EASDConfig as EASDConfig
-from .lossless_config import LosslessConfig as LosslessConfig
-from .parse_config import PARSEConfig as PARSEConfig
-from .revising import TOKEN_LEVEL_CONFIGS
-from .semantic_config import SemanticConfig as SemanticConfig
-from .smc_config import SMCConfig as SMCConfig
-from .smc_config import sampling_fields
+from .schemes.easd.config import EASDConfig as EASDConfig
+from .schemes.lossless.config import LosslessConfig as LosslessConfig
+from .schemes.parse.config import PARSEConfig as PARSEConfig
+from .schemes.revising import TOKEN_LEVEL_CONFIGS
+from .schemes.semantic.config import SemanticConfig as SemanticConfig
+from .schemes.smc.config import SMCConfig as SMCConfig
+from .schemes.smc.config import sampling_fields
 
 SchemeConfig = LosslessConfig | EASDConfig | PARSEConfig | SMCConfig | SemanticConfig
 SCHEME_CONFIGS: dict[str, type[SchemeConfig]] = {

@@ -15,9 +15,9 @@ from .engine.model import CachedModel, MappedModel
 from .engine.processors import Processors
 from .engine.request import Request
 from .engine.text import TokenTexts
-from .segment_text import Segment
-from .segment_turns import Reader, Writing
-from .semantic_config import SemanticConfig
+from .schemes.semantic.config import SemanticConfig
+from .schemes.semantic.reading import Reader, Writing
+from .schemes.semantic.segment import Segment
 
 
 @dataclass(frozen=True)

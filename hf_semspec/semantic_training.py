@@ -18,8 +18,8 @@ from .continuations import Continuer
 from .engine.cache import text_config
 from .engine.text import find_tokenizer
 from .meanings import Equivalence, meanings, shares
-from .probe import FORMAT, SemanticProbe
 from .probe_fitting import Samples, fit, joined, measure
+from .schemes.semantic.probe import FORMAT, SemanticProbe
 
 ROWS = 160  # continuations written at once
 

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 
 from hf_semspec import LosslessConfig, SemSpecConfig
 from hf_semspec.common import warn_once as notices
-from hf_semspec.judging import suffix_ids
+from hf_semspec.schemes.parse.judge import suffix_ids
 from tests.models import PAD, row_of, tokenizer
 
 VERSION = Version(transformers.__version__)

@@ -23,7 +23,7 @@ from hf_semspec.engine.acceptance import (
     accept_chains_greedy,
     residual_law,
 )
-from hf_semspec.uncertainty import uncertain_agreement
+from hf_semspec.schemes.easd.agreement import uncertain_agreement
 from tests import reference
 from tests.toy import KINDS, Toy, as_chains, assert_exact, batch, log
 

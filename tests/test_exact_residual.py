@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
-from hf_semspec import LosslessConfig, SemanticConfig, SemSpecConfig, segment_residual
+from hf_semspec import LosslessConfig, SemanticConfig, SemSpecConfig
+from hf_semspec.schemes.semantic import residual as segment_residual
 from tests.helpers import (
     CACHE,
     WEAK_DRAFTS,

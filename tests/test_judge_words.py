@@ -12,7 +12,7 @@ from hf_semspec import SemSpecConfig
 from hf_semspec.engine.call import CallState
 from hf_semspec.engine.model import CachedModel
 from hf_semspec.engine.text import find_tokenizer
-from hf_semspec.judging import Judge, label_ids, suffix_ids
+from hf_semspec.schemes.parse.judge import Judge, label_ids, suffix_ids
 from tests.helpers import JUDGE, WEAK_DRAFTS, assisted, refuses
 from tests.models import draft_of, prompts, tiny, tokenizer
 

@@ -52,7 +52,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def dotted(path: Path) -> str:
-    """`hf_semspec/schemes/easd.py` -> "schemes.easd", `hf_semspec/__init__.py` -> ""."""
+    """`hf_semspec/schemes/easd/decode.py` -> "schemes.easd", `hf_semspec/__init__.py` -> ""."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, pipeline
 from hf_semspec import EASDConfig, LosslessConfig, SemSpecConfig, record_stats
 from hf_semspec.drafts.ngram import NGramGenerator
 from hf_semspec.engine.acceptance import accept_chains
-from hf_semspec.schemes import lossless
+from hf_semspec.schemes.lossless import decode as lossless
 from tests.helpers import (
     CACHE,
     JUDGE,

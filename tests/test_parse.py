@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hf_semspec import EASDConfig, LosslessConfig, PARSEConfig, judging
-from hf_semspec.judging import confidence, label_ids, suffix_ids
-from hf_semspec.prefixes import boundaries, kept_prefix, segment_ended
+from hf_semspec import EASDConfig, LosslessConfig, PARSEConfig
+from hf_semspec.schemes.parse import judge as judging
+from hf_semspec.schemes.parse.judge import confidence, label_ids, suffix_ids
+from hf_semspec.schemes.parse.prefixes import boundaries, kept_prefix, segment_ended
 from tests.helpers import JUDGE, WEAK_DRAFTS, Forwards, assisted, check_identities, new_tokens, plain_rows
 from tests.models import PAD, VOCAB, draft_of, prompts, row_of, tiny, tokenizer
 

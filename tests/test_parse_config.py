@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from hf_semspec import EASDConfig, LosslessConfig, PARSEConfig, SemSpecConfig
 from hf_semspec.configuration import scheme_from_dict
-from hf_semspec.parse_config import BOUNDARIES
+from hf_semspec.schemes.parse.config import BOUNDARIES
 
 pytestmark = pytest.mark.seam
 

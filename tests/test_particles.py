@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_semspec import particles
-from hf_semspec.particles import RESAMPLINGS
+from hf_semspec.schemes.smc import weights as particles
+from hf_semspec.schemes.smc.weights import RESAMPLINGS
 from tests import reference
 from tests.statistics import deviations
 from tests.toy import Toy, assert_exact

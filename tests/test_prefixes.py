@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hf_semspec.engine.masks import packed_masks, packed_slots
-from hf_semspec.judging import confidence
-from hf_semspec.prefixes import boundaries, ends_of, kept_prefix, monotonicity_violations, segment_ended
+from hf_semspec.schemes.parse.judge import confidence
+from hf_semspec.schemes.parse.prefixes import boundaries, ends_of, kept_prefix, monotonicity_violations, segment_ended
 from tests import reference
 
 RULES = ("first_fail", "longest", "cascade", "random")

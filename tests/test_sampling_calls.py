@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from hf_semspec import SemSpecConfig
-from hf_semspec.schemes import lossless
+from hf_semspec.schemes.lossless import decode as lossless
 from tests.helpers import WEAK_DRAFTS, check_identities, exact
 from tests.models import PAD, draft_of, prompts, row_of, tiny
 from tests.statistics import deviations

@@ -7,8 +7,7 @@ import torch
 
 from hf_semspec.engine.text import TokenTexts
 from hf_semspec.meanings import meanings, shares
-from hf_semspec.segment_text import Segment
-from hf_semspec.segments import (
+from hf_semspec.schemes.semantic.rules import (
     acceptance_probability,
     accepted,
     committed_law,
@@ -18,6 +17,7 @@ from hf_semspec.segments import (
     score_ratio,
     within_top_k,
 )
+from hf_semspec.schemes.semantic.segment import Segment
 from tests.models import tokenizer
 from tests.toy import assert_exact
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hf_semspec import SemanticConfig, SemSpecConfig, segment_turns
-from hf_semspec.probe import FORMAT, ProbeNetwork, SemanticProbe
-from hf_semspec.segments import committed_law
+from hf_semspec import SemanticConfig, SemSpecConfig
+from hf_semspec.schemes.semantic import reading as segment_turns
+from hf_semspec.schemes.semantic.probe import FORMAT, ProbeNetwork, SemanticProbe
+from hf_semspec.schemes.semantic.rules import committed_law
 from tests.helpers import WEAK_DRAFTS, caught, check_identities, new_tokens, plain_rows
 from tests.models import PAD, VOCAB, draft_of, prompts, row_of, tiny, tokenizer
 from tests.statistics import deviations

@@ -11,8 +11,8 @@ from transformers import GenerationConfig
 
 from hf_semspec import SemanticConfig, SemSpecConfig, train_semantic_probe
 from hf_semspec.continuations import Continuer
-from hf_semspec.probe import DESCRIPTION, WEIGHTS, ProbeNetwork, SemanticProbe
 from hf_semspec.probe_fitting import Samples, fit, measure, reliability
+from hf_semspec.schemes.semantic.probe import DESCRIPTION, WEIGHTS, ProbeNetwork, SemanticProbe
 from tests.helpers import WEAK_DRAFTS, check_identities
 from tests.models import draft_of, prompts, tiny, tokenizer
 from tests.test_semantic import CHARACTERS, a_probe, passed

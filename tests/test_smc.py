@@ -9,11 +9,11 @@ from transformers import (
 )
 
 from hf_semspec import SemSpecConfig
-from hf_semspec.blocks import Block
 from hf_semspec.engine.cache import RaggedCache
-from hf_semspec.particles import RESAMPLINGS
-from hf_semspec.population import Population
-from hf_semspec.schemes import smc
+from hf_semspec.schemes.smc import decode as smc
+from hf_semspec.schemes.smc.blocks import Block
+from hf_semspec.schemes.smc.population import Population
+from hf_semspec.schemes.smc.weights import RESAMPLINGS
 from tests import reference
 from tests.helpers import (
     WEAK_DRAFTS,

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from hf_semspec import SemSpecConfig, SMCConfig
 from hf_semspec.configuration import scheme_from_dict
-from hf_semspec.particles import RESAMPLINGS, SELECTIONS
+from hf_semspec.schemes.smc.weights import RESAMPLINGS, SELECTIONS
 
 pytestmark = pytest.mark.seam
 

@@ -10,8 +10,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_semspec import SMCConfig, particles
-from hf_semspec.schemes import smc
+from hf_semspec import SMCConfig
+from hf_semspec.schemes.smc import decode as smc
+from hf_semspec.schemes.smc import weights as particles
 from tests.helpers import (
     WEAK_DRAFTS,
     Inputs,

@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from hf_semspec import SemSpecConfig, record_stats
-from hf_semspec.population import Population
+from hf_semspec.schemes.smc.population import Population
 from tests.helpers import (
     WEAK_DRAFTS,
     Forwards,

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.generation import LogitsProcessor, LogitsProcessorList
 
 from hf_semspec import SemSpecConfig
-from hf_semspec.translation import encode_after
+from hf_semspec.schemes.parse.other_tokenizer import encode_after
 from tests.helpers import WEAK_DRAFTS, Forwards, check_identities, new_tokens, plain_rows
 from tests.models import VOCAB, prompts, tiny, tokenizer
 

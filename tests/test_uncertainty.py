@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_semspec.engine.acceptance import entropy
-from hf_semspec.uncertainty import top_overlap, uncertain_agreement
+from hf_semspec.schemes.easd.agreement import top_overlap, uncertain_agreement
 from tests import reference
 from tests.toy import log
 

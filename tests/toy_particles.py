@@ -1,4 +1,4 @@
-"""Every run of a small population, enumerated: the laws of `tests.toy`, the mathematics of `hf_semspec.particles`."""
+"""Every run of a small population, enumerated: the laws of `tests.toy`, the mathematics of `hf_semspec.schemes.smc.weights`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_semspec import particles
+from hf_semspec.schemes.smc import weights as particles
 from tests import reference
 from tests.toy import Prefix, Toy
 

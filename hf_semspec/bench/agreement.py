@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..engine.acceptance import entropy
 from ..engine.cache import text_config
-from ..uncertainty import uncertain_agreement
+from ..schemes.easd.agreement import uncertain_agreement
 
 # Texts are read so many probabilities at a time: the laws of a large vocabulary are what takes memory.
 READ_AT_ONCE = 2**26

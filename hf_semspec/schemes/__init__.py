@@ -6,8 +6,12 @@ from typing import Any
 
 from ..engine.outputs import DecodingStats
 from ..engine.request import Request
-from ..revising import MakeReviser
-from . import easd, lossless, parse, semantic, smc
+from .easd import decode as easd
+from .lossless import decode as lossless
+from .parse import decode as parse
+from .revising import MakeReviser
+from .semantic import decode as semantic
+from .smc import decode as smc
 
 TOKEN_LEVEL: dict[str, MakeReviser] = {"lossless": lossless.Rounds, "easd": easd.Rounds}
 SCHEMES: dict[str, Callable[[Request], tuple[Any, DecodingStats]]] = {

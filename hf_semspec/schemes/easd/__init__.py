@@ -1,0 +1,1 @@
+"""`easd`: entropy-aware speculative decoding."""

@@ -1,0 +1,1 @@
+"""`lossless`: ordinary speculative sampling, exact for any draft."""

@@ -1,0 +1,94 @@
+"""Whole answers by the draft alone, for rows of a call."""
+
+from collections.abc import Callable, Sequence
+
+from ...drafts.ngram import NGramGenerator
+from ...drafts.static import StaticDraft
+from ...engine.cache import RowStates, held, text_config
+from ...engine.call import CallState
+from ...engine.draft import NoDrafts
+from ...engine.model import CachedModel, MappedModel, draft_context, warn_of_context
+from ...engine.processors import Processors
+from ...engine.rounds import Speculation
+from .judge import Answer
+
+NGRAM_TOKENS = 5
+Run = Callable[[Speculation], None]
+
+
+class AnswerWriter:
+    """Lets the draft go on with rows until they end, by its own law; its cache stays for whoever drafts next.
+
+    Args:
+        call: the call.
+        run: rounds of `lossless`, which leave the draft's law as it is.
+        ngrams (`bool`): speed the draft up by n-grams from the text.
+    """
+
+    def __init__(self, call: CallState, run: Run, ngrams: bool) -> None:
+        self.call = call
+        self.run = run
+        self.ngrams = ngrams
+        request = call.request
+        self.vocabulary = int(text_config(request.model).vocab_size)
+        longest = call.canvas.prompt_width + call.rules.room
+        self.context = draft_context(request.draft) or longest
+        kind = StaticDraft if request.scheme.compile_draft else MappedModel
+        self.model: CachedModel = kind(
+            request.draft, self.vocabulary, call.device, call.batch, min(longest, self.context) - 1
+        )
+        self.processors = Processors(request.processors).copies()
+        self.states: dict[int, RowStates] = {}  # what the draft's cache held of each row when it stopped
+        self.stats = call.tentative().stats
+
+    def write(self, live: Sequence[int]) -> list[Answer]:
+        """Write an answer for each of the rows `live` onto the canvas."""
+        call, canvas = self.call, self.call.canvas
+        starts = {row: canvas.generated[row] for row in live}
+        limits = [min(call.rules.room, self.context + 1 - length) for length in canvas.prompt_lengths]
+        writing = [row for row in live if limits[row] > starts[row]]
+        draft = call.tentative()
+        draft.stats = self.stats
+        if writing:
+            cached = [self.states.get(row, []) for row in writing]
+            self.model.cache.load(cached)
+            state = Speculation(
+                draft,
+                self.model,
+                self._lookup(draft, writing),
+                writing,
+                limits=limits,
+                keep_states=True,
+                processors=self.processors,
+            )
+            state.prefill([held(states) for states in cached])
+            self.run(state)
+            self.states.update(state.target_states)
+        if any(row not in draft.hits for row in live):
+            warn_of_context(self.context)
+        texts = canvas.shown[list(live), 0, canvas.prompt_width :].tolist()
+        answers = []
+        for row, text in zip(live, texts, strict=True):
+            ids = text[starts[row] : canvas.generated[row]]
+            closed = row in draft.hits and ids[-1] in call.rules.eos_ids
+            answers.append(Answer(starts[row], ids[:-1] if closed else ids, row in draft.hits, closed))
+        return answers
+
+    def forget(self, row: int, length: int) -> None:
+        """Keep only the first `length` tokens of what the draft's cache held of `row`."""
+        self.states[row] = [
+            None if pair is None else (pair[0][:, :length], pair[1][:, :length]) for pair in self.states.get(row, [])
+        ]
+
+    def _lookup(self, call: CallState, rows: Sequence[int]) -> NoDrafts:
+        if not self.ngrams:
+            return NoDrafts()
+        canvas = call.canvas
+        return NGramGenerator(
+            self.vocabulary,
+            NGRAM_TOKENS,
+            dict(zip(rows, canvas.texts(rows), strict=True)),
+            max_length=canvas.prompt_width + call.rules.room,
+            with_laws=call.sampling,
+            device=call.device,
+        )

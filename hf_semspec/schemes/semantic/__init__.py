@@ -1,0 +1,1 @@
+"""`semantic`: acceptance of whole segments by their meaning."""

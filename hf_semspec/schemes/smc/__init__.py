@@ -1,0 +1,1 @@
+"""`smc`: sequential Monte Carlo speculative decoding."""

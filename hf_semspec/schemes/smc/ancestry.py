@@ -1,0 +1,189 @@
+"""Where every particle came from: the rounds of a call, and what a returned particle shows of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...engine.cache import RowStates
+from ...engine.inputs import Inputs
+from ...engine.outputs import DecodingStats, RowStats
+from ...engine.results import Columns, build_cache, build_output
+from ...engine.tokens import Canvas
+
+Chosen = Sequence[tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one target forward committed.
+
+    Args:
+        live: the prompts that took part.
+        starts: for each, its new tokens before the round.
+        drafted: for each, γ; 0 where only one token was drawn from the target.
+        committed: for each, the tokens that its open particles gained.
+        collapsed: for each, whether its block was dropped.
+        ancestors: for each, the slot each slot was copied from at the end of the round.
+        ess: (live,) float64, before resampling; `None` for the first token, which carries no weight.
+        scores, logits: (live, N, γ+1, vocabulary) by the slots of before the copying; `None` if not wanted.
+    """
+
+    live: list[int]
+    starts: list[int]
+    drafted: list[int]
+    committed: list[int]
+    collapsed: list[bool]
+    ancestors: list[list[int]]
+    ess: torch.Tensor | None
+    scores: torch.Tensor | None
+    logits: torch.Tensor | None
+
+
+class Lineage:
+    """The rounds of a call of `prompts` prompts with `particles` particles each."""
+
+    def __init__(self, prompts: int, particles: int) -> None:
+        self.prompts = prompts
+        self.particles = particles
+        self.rounds: list[Round] = []
+
+    def trace(self, prompt: int, slot: int) -> Iterator[tuple[Round, int, int]]:
+        """The rounds of what stands in `slot` of `prompt` at the end, last first: round, row in it, slot in it."""
+        for entry in reversed(self.rounds):
+            if prompt in entry.live:
+                row = entry.live.index(prompt)
+                slot = entry.ancestors[row][slot]
+                yield entry, row, slot
+
+    def columns(self, name: str, chosen: Chosen) -> Columns:
+        """`scores` or `logits` of the particles `chosen`, each (prompt, slot, new tokens), one row each."""
+        columns = Columns(len(chosen), True)
+        for place, (prompt, slot, length) in enumerate(chosen):
+            for entry, row, at in self.trace(prompt, slot):
+                count = min(entry.committed[row], length - entry.starts[row])
+                if count > 0:
+                    columns.put(getattr(entry, name)[row, at].unsqueeze(0), [place], [entry.starts[row]], [count])
+        return columns
+
+    def row_stats(self, prompt: int, slot: int, length: int) -> RowStats:
+        """Counts of one particle with `length` new tokens: every drafted token is accepted, except that a collapse
+        rejects a block at its first token."""
+        stats = RowStats(emitted=length)
+        for entry, row, _ in self.trace(prompt, slot):
+            if entry.starts[row] >= length:
+                continue
+            drafted = entry.drafted[row]
+            if drafted == 0:
+                stats.plain += 1
+            elif entry.collapsed[row]:
+                stats.count_round(drafted, 0, "residual")
+            else:
+                stats.count_round(drafted, drafted, "bonus")
+                stats.cut += drafted + 1 - min(drafted + 1, length - entry.starts[row])
+        return stats
+
+    def ess(self) -> torch.Tensor:
+        """(prompts, rounds) float64 on the CPU, nan after a prompt's end."""
+        rounds = [entry for entry in self.rounds if entry.ess is not None]
+        values = torch.full((self.prompts, len(rounds)), torch.nan, dtype=torch.float64)
+        if rounds:
+            flat = iter(torch.cat([entry.ess for entry in rounds if entry.ess is not None]).tolist())
+            for column, entry in enumerate(rounds):
+                for prompt in entry.live:
+                    values[prompt, column] = next(flat)
+        return values
+
+    def ancestors(self) -> torch.Tensor:
+        """(prompts, rounds, N) int64 on the CPU, the identity where nothing was copied."""
+        rounds = [entry for entry in self.rounds if entry.ess is not None]
+        slots = torch.arange(self.particles).repeat(self.prompts, len(rounds), 1)
+        for column, entry in enumerate(rounds):
+            for prompt, ancestors in zip(entry.live, entry.ancestors, strict=True):
+                slots[prompt, column] = torch.tensor(ancestors)
+        return slots
+
+
+class Returns:
+    """What a call has to return of every prompt, collected as prompts leave the batch.
+
+    Args:
+        log_weights: (prompts, N) float64, overwritten as prompts leave.
+        log_evidence: (prompts,) float64, likewise.
+    """
+
+    def __init__(self, log_weights: torch.Tensor, log_evidence: torch.Tensor) -> None:
+        prompts, particles = log_weights.shape
+        self.log_weights, self.log_evidence = log_weights, log_evidence
+        self.lengths = [[0] * particles for _ in range(prompts)]
+        self.slots: dict[int, list[int]] = {}
+        self.states: dict[tuple[int, int], RowStates] = {}
+
+    def put(
+        self, prompts: list[int], slots: list[list[int]], log_weights: torch.Tensor, log_evidence: torch.Tensor
+    ) -> None:
+        """Take the slots to be returned and the final weights of `prompts`."""
+        self.slots.update(zip(prompts, slots, strict=True))
+        self.log_weights[prompts], self.log_evidence[prompts] = log_weights, log_evidence
+
+    @property
+    def chosen(self) -> list[tuple[int, int, int]]:
+        """(prompt, slot, new tokens) of every row to be returned so far, prompt by prompt."""
+        return [(row, slot, self.lengths[row][slot]) for row in sorted(self.slots) for slot in self.slots[row]]
+
+    def ragged(self, others: bool) -> bool:
+        """Whether a row to be returned may be shorter than another; `others` are still open."""
+        lengths = {length for _, _, length in self.chosen}
+        return others or len(lengths) > 1
+
+    def rows(self, canvas: Canvas, copies: int) -> torch.Tensor:
+        """(rows, columns) of text as far as it is settled: of prompts that are open, any particle's."""
+        prompts = range(canvas.shown.shape[0])
+        places = [(row, slot) for row in prompts for slot in self.slots.get(row, [0] * copies)]
+        return canvas.shown[[row for row, _ in places], [slot for _, slot in places]]
+
+    def count(self, stats: DecodingStats, lineage: Lineage, canvas: Canvas, own_vocabulary: int) -> None:
+        """Fill in the figures of the returned rows; `own_vocabulary` is the draft's."""
+        stats.rows = [lineage.row_stats(*row) for row in self.chosen]
+        ess = lineage.ess()
+        if ess.numel():
+            stats.mean_ess = float(ess.nanmean())
+        for row, slot, length in self.chosen:
+            text = canvas.shown[row, slot, canvas.prompt_width : canvas.prompt_width + length]
+            stats.substituted_tokens += int((text >= own_vocabulary).sum())
+
+    def build(
+        self,
+        request: Any,
+        lineage: Lineage,
+        canvas: Canvas,
+        inputs: Inputs,
+        with_cache: bool,
+        wanted: tuple[bool, bool],
+    ) -> Any:
+        """The ids, or with `return_dict_in_generate` a `SemSpecOutput` with the particles; `wanted`: scores,
+        logits."""
+        chosen, device = self.chosen, request.input_ids.device
+        lengths = [length for _, _, length in chosen]
+        width = max(lengths)
+        sequences = self.rows(canvas, 1)[:, : canvas.prompt_width + width].to(device, copy=True)
+        cache = None
+        if with_cache:
+            visible = inputs.visible.repeat_interleave(len(chosen) // len(self.slots), dim=0)
+            states = [self.states[row, slot] for row, slot, _ in chosen]
+            cache = build_cache(request.model, states, visible, lengths, inputs.cache)
+        if not request.generation_config.return_dict_in_generate:
+            return sequences
+        scores, logits = (
+            lineage.columns(name, chosen).upto(width) if flag else None
+            for name, flag in zip(("scores", "logits"), wanted, strict=True)
+        )
+        output = build_output(sequences, scores, logits, cache, DecodingStats("smc"))
+        longest = canvas.prompt_width + max(max(row) for row in self.lengths)
+        output.particles = canvas.shown[:, :, :longest].to(device, copy=True)
+        output.log_weights, output.log_evidence = self.log_weights.to(device), self.log_evidence.to(device)
+        output.ess, output.ancestors = lineage.ess().to(device), lineage.ancestors().to(device)
+        places = [row for row, _, _ in chosen], [slot for _, slot, _ in chosen]
+        output.sequence_log_weights = output.log_weights[places]
+        return output
