@@ -1,13 +1,13 @@
 """Semantic speculative decoding behind Hugging Face `generate`: one changed line, published schemes, honest
 statistics."""
 
-from .calibration import calibrate_easd
+from .calibration.easd import calibrate_easd
+from .calibration.parse import calibrate_parse
+from .calibration.semantic import train_semantic_probe
 from .configuration import EASDConfig, LosslessConfig, PARSEConfig, SemanticConfig, SemSpecConfig, SMCConfig
 from .drafts.load import load_draft
 from .engine.outputs import DecodingStats, SemSpecOutput, record_stats
 from .integration import register, unregister
-from .parse_calibration import calibrate_parse
-from .semantic_training import train_semantic_probe
 
 __version__ = "0.1.0"
 

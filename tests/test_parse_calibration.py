@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_semspec import PARSEConfig, SemSpecConfig, calibrate_parse
-from hf_semspec.parse_calibration import lowest_threshold, rates, reliability, same_answer
+from hf_semspec.calibration.parse import lowest_threshold, rates, reliability, same_answer
 from tests.models import draft_of, prompts, row_of, tiny, tokenizer
 
 ASKED = PARSEConfig(segment_tokens=6, labels=("Y", "N"), judge_prompt="fine?", full_judge_prompt="right?")

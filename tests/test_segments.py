@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from hf_semspec.calibration.meanings import meanings, shares
 from hf_semspec.engine.text import TokenTexts
-from hf_semspec.meanings import meanings, shares
 from hf_semspec.schemes.semantic.rules import (
     acceptance_probability,
     accepted,

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
 
 from hf_semspec import SemanticConfig, SemSpecConfig, train_semantic_probe
-from hf_semspec.continuations import Continuer
-from hf_semspec.probe_fitting import Samples, fit, measure, reliability
+from hf_semspec.calibration.continuations import Continuer
+from hf_semspec.calibration.probe_fitting import Samples, fit, measure, reliability
 from hf_semspec.schemes.semantic.probe import DESCRIPTION, WEIGHTS, ProbeNetwork, SemanticProbe
 from tests.helpers import WEAK_DRAFTS, check_identities
 from tests.models import draft_of, prompts, tiny, tokenizer

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from .calibration import progress_over, prompt_inputs
-from .configuration import PARSEConfig, SemSpecConfig
-from .engine.text import find_tokenizer
+from ..configuration import PARSEConfig, SemSpecConfig
+from ..engine.text import find_tokenizer
+from .easd import progress_over, prompt_inputs
 
 BINS = 10
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .schemes.semantic.probe import ROLES, ProbeNetwork
-from .schemes.semantic.rules import acceptance_probability, score_ratio
+from ..schemes.semantic.probe import ROLES, ProbeNetwork
+from ..schemes.semantic.rules import acceptance_probability, score_ratio
 
 BINS = 10
 LEARNING_RATE, BATCH = 1e-3, 256

@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
 
-from .calibration import progress_over, prompt_inputs
-from .common.fields import bad_value, integer
-from .configuration import SemanticConfig
+from ..common.fields import bad_value, integer
+from ..configuration import SemanticConfig
+from ..engine.cache import text_config
+from ..engine.text import find_tokenizer
+from ..schemes.semantic.probe import FORMAT, SemanticProbe
 from .continuations import Continuer
-from .engine.cache import text_config
-from .engine.text import find_tokenizer
+from .easd import progress_over, prompt_inputs
 from .meanings import Equivalence, meanings, shares
 from .probe_fitting import Samples, fit, joined, measure
-from .schemes.semantic.probe import FORMAT, SemanticProbe
 
 ROWS = 160  # continuations written at once
 

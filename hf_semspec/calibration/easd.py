@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from .configuration import EASDConfig, SemSpecConfig
+from ..configuration import EASDConfig, SemSpecConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,16 +8,16 @@ import torch
 from transformers import GenerationConfig, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from .engine.cache import RowStates, text_config
-from .engine.call import CallState
-from .engine.draft import NoDrafts
-from .engine.model import CachedModel, MappedModel
-from .engine.processors import Processors
-from .engine.request import Request
-from .engine.text import TokenTexts
-from .schemes.semantic.config import SemanticConfig
-from .schemes.semantic.reading import Reader, Writing
-from .schemes.semantic.segment import Segment
+from ..engine.cache import RowStates, text_config
+from ..engine.call import CallState
+from ..engine.draft import NoDrafts
+from ..engine.model import CachedModel, MappedModel
+from ..engine.processors import Processors
+from ..engine.request import Request
+from ..engine.text import TokenTexts
+from ..schemes.semantic.config import SemanticConfig
+from ..schemes.semantic.reading import Reader, Writing
+from ..schemes.semantic.segment import Segment
 
 
 @dataclass(frozen=True)
