@@ -11,7 +11,7 @@ from pathlib import Path
 from pair import LAB_JUDGE, is_lab, load, parser, questions
 
 from hf_semspec import PARSEConfig, SemSpecConfig, calibrate_easd, calibrate_parse
-from hf_semspec.sidecar import Sidecar
+from hf_semspec.hub.sidecar import Sidecar
 
 options = parser(__doc__)
 options.add_argument("--count", type=int, default=8, help="problems of the lab to calibrate on")

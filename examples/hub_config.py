@@ -9,8 +9,8 @@ import tempfile
 from pair import encode, load, parser, questions
 
 from hf_semspec import SemSpecConfig
-from hf_semspec.recipe import export_recipe
-from hf_semspec.sidecar import Sidecar
+from hf_semspec.hub.recipe import export_recipe
+from hf_semspec.hub.sidecar import Sidecar
 
 options = parser(__doc__)
 options.add_argument("--push", metavar="REPO", help="upload config and sidecar to this repository")

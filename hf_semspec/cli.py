@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     advise.set_defaults(run=command.execute_check)
 
     export = commands.add_parser("export-recipe", help="write a folder for generate(custom_generate=...)")
-    from . import recipe_command
+    from .hub import export as recipe_command
 
     recipe_command.add_arguments(export, _setting)
     export.set_defaults(run=recipe_command.execute)

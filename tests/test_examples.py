@@ -8,7 +8,7 @@ import pytest
 
 from hf_semspec import SemSpecConfig
 from hf_semspec.configuration import SCHEME_CONFIGS
-from hf_semspec.sidecar import Sidecar
+from hf_semspec.hub.sidecar import Sidecar
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = {path.stem: path for path in EXAMPLES.glob("*.py")}

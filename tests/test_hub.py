@@ -15,7 +15,7 @@ from transformers.utils import hub as transformers_hub
 
 from hf_semspec import EASDConfig, SemSpecConfig
 from hf_semspec.common.json_files import MOST_BYTES
-from hf_semspec.sidecar import Sidecar
+from hf_semspec.hub.sidecar import Sidecar
 
 SIDECAR = {
     "target": "org/target",

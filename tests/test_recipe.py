@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 import hf_semspec
 from hf_semspec import SemSpecConfig, cli, record_stats
-from hf_semspec.recipe import REQUIREMENT, export_recipe
-from hf_semspec.sidecar import Sidecar
+from hf_semspec.hub.recipe import REQUIREMENT, export_recipe
+from hf_semspec.hub.sidecar import Sidecar
 
 from .helpers import Forwards, plain
 from .models import draft_of, prompts, tiny, tokenizer
@@ -116,7 +116,7 @@ def test_without_the_package_the_error_says_how_to_get_it(pair: Any, tmp_path: P
         target.generate(**call)
     (folder / "custom_generate/requirements.txt").unlink()
     source = (folder / "custom_generate/generate.py").read_text()
-    (folder / "custom_generate/generate.py").write_text(source.replace("hf_semspec.recipe", "not_installed_here"))
+    (folder / "custom_generate/generate.py").write_text(source.replace("hf_semspec.hub.recipe", "not_installed_here"))
     with pytest.raises(ImportError, match=r"pip install .hf-semspec>="):
         target.generate(**call)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .common.json_files import read_object
-from .configuration import SCHEME_CONFIGS, SemSpecConfig
+from ..common.json_files import read_object
+from ..configuration import SCHEME_CONFIGS, SemSpecConfig
 from .recipe import REQUIREMENT, call_arguments, export_recipe
 from .sidecar import Sidecar
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers.utils.hub import PushToHubMixin, cached_file
 
-from .common.fields import assign, bad_value, nearest, shown
-from .common.json_files import MOST_BYTES, check_depth, read_object
+from ..common.fields import assign, bad_value, nearest, shown
+from ..common.json_files import MOST_BYTES, check_depth, read_object
 
 FILE_NAME = "semspec.json"
 FORMAT = 1

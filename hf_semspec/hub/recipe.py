@@ -10,8 +10,8 @@ from pathlib import Path
 from pprint import pformat
 from typing import Any
 
-from .configuration import SemSpecConfig, scheme_from_dict
-from .drafts.choose import asks_for_model
+from ..configuration import SemSpecConfig, scheme_from_dict
+from ..drafts.choose import asks_for_model
 from .sidecar import Sidecar
 
 # The oldest version whose `run` a recipe may call.

@@ -1,0 +1,1 @@
+"""What is stored beside a model or in a Hub repository."""
