@@ -7,7 +7,7 @@ from .calibration.semantic import train_semantic_probe
 from .configuration import EASDConfig, LosslessConfig, PARSEConfig, SemanticConfig, SemSpecConfig, SMCConfig
 from .drafts.load import load_draft
 from .engine.outputs import DecodingStats, SemSpecOutput, record_stats
-from .integration import register, unregister
+from .integration.register import register, unregister
 
 __version__ = "0.1.0"
 

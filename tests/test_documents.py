@@ -18,9 +18,10 @@ from transformers import (
 )
 
 import hf_semspec
-from hf_semspec import cli, compatibility
+from hf_semspec import cli
 from hf_semspec.bench import page as benchmarks
 from hf_semspec.drafts import vocabulary
+from hf_semspec.integration import options as compatibility
 from hf_semspec.pages import marks
 
 from .encoder_models import encoder_decoder

@@ -5,19 +5,19 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from .common.fields import shown
-from .common.warn_once import warn_once
-from .common.wrappers import forward_parameters, prompt_adapter
-from .drafts.choose import asks_for_model
-from .drafts.kinds import STOCK_CALLS, other_kind
-from .drafts.other_tokenizer import shared_tokens
-from .drafts.static import check_static
-from .drafts.vocabulary import check_vocabularies, vocabulary_size
-from .engine.cache import ROLLBACK_LAYER_TYPES, text_config
-from .engine.encoders import PLAINLY, check_encoders, decodes_encoded
-from .engine.model import takes_masks
-from .engine.text import find_tokenizer
-from .schemes.semantic.segment import TEXT_USE
+from ..common.fields import shown
+from ..common.warn_once import warn_once
+from ..common.wrappers import forward_parameters, prompt_adapter
+from ..drafts.choose import asks_for_model
+from ..drafts.kinds import STOCK_CALLS, other_kind
+from ..drafts.other_tokenizer import shared_tokens
+from ..drafts.static import check_static
+from ..drafts.vocabulary import check_vocabularies, vocabulary_size
+from ..engine.cache import ROLLBACK_LAYER_TYPES, text_config
+from ..engine.encoders import PLAINLY, check_encoders, decodes_encoded
+from ..engine.model import takes_masks
+from ..engine.text import find_tokenizer
+from ..schemes.semantic.segment import TEXT_USE
 
 # option -> the value (or a test of it) that means it is off
 _REFUSED: dict[str, tuple[Any, ...]] = {

@@ -10,13 +10,13 @@ from transformers import GenerationConfig
 from transformers.generation import utils as generation_utils
 from transformers.pipelines import base as pipelines_base
 
-from .compatibility import check_options
-from .configuration import scheme_from_dict
-from .engine.encoders import RAW_IMAGES, raw_images
-from .engine.outputs import open_records, publish
-from .engine.request import Request
+from ..configuration import scheme_from_dict
+from ..engine.encoders import RAW_IMAGES, raw_images
+from ..engine.outputs import open_records, publish
+from ..engine.request import Request
+from ..schemes import SCHEMES
+from .options import check_options
 from .pipelines import load_assistant
-from .schemes import SCHEMES
 
 MODE = "semspec"
 METHOD = "_semspec_decoding"

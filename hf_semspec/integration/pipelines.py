@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from .drafts.vocabulary import vocabulary_size
+from ..drafts.vocabulary import vocabulary_size
 
 
 def load_assistant(

@@ -1,0 +1,1 @@
+"""How transformers comes to call us."""
