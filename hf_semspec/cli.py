@@ -15,11 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TextStreamer
 from transformers.utils import logging
 
-from .comparison import PLAIN, Run, comparison_table, decode, encode, plain_config, verdicts_table
 from .configuration import SCHEME_CONFIGS, EASDConfig, SchemeConfig, SemanticConfig, SemSpecConfig, SMCConfig
 from .drafts.choose import asks_for_model
 from .drafts.load import load_draft
-from .loading import DRAFT_HELP, MADE, device_by_name, dtype_by_name, load_named_draft, own_draft
+from .tools.comparison import PLAIN, Run, comparison_table, decode, encode, plain_config, verdicts_table
+from .tools.loading import DRAFT_HELP, MADE, device_by_name, dtype_by_name, load_named_draft, own_draft
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,7 +113,7 @@ def _add_decoding(parser: argparse.ArgumentParser) -> None:
 
 def _demo(arguments: argparse.Namespace, command: str) -> int:
     console = _console()
-    from .demo import ENTROPY_THRESHOLD, PROBLEMS, load_smollm2
+    from .tools.models import ENTROPY_THRESHOLD, PROBLEMS, load_smollm2
 
     logging.disable_progress_bar()
     cuda = torch.cuda.is_available()
@@ -244,7 +244,7 @@ def _pair_of(arguments: argparse.Namespace, config: SemSpecConfig, console: Any)
     if draft_name is not None and not with_draft:
         raise ValueError('--draft is of no use with draft="ngram": leave it out, or --set draft=ngram+model')
     if name is None:
-        from .demo import smollm2_folder
+        from .tools.models import smollm2_folder
 
         name, draft_name = str(smollm2_folder()), draft_name or ("nf4" if device.startswith("cuda") else "bf16")
     elif draft_name is None and with_draft:

@@ -12,8 +12,8 @@ from hf_semspec import LosslessConfig
 from hf_semspec.bench import command, contenders, page, report, run
 from hf_semspec.bench.pairs import controlled_pair, random_llama
 from hf_semspec.bench.sizes import GOAL_LLAMA, Size
-from hf_semspec.pages import marks
-from hf_semspec.timing import Contender, forward_seconds, interleave, median_ratio, threads
+from hf_semspec.tools.pages import marks
+from hf_semspec.tools.timing import Contender, forward_seconds, interleave, median_ratio, threads
 
 SMALL = Size(layers=2, hidden=64, intermediate=64, heads=2)
 

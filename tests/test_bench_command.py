@@ -19,7 +19,7 @@ from hf_semspec.bench.rivals import PLAIN, Way, check_schemes, has_ensembles
 from hf_semspec.bench.sizes import LLAMA_8B, SIZES, size_by_name
 from hf_semspec.bench.subject import controlled_subject, load_subject, read_prompts
 from hf_semspec.evaluation.statistics import bootstrap
-from hf_semspec.pages import marks
+from hf_semspec.tools.pages import marks
 
 from .models import draft_of, tiny, tokenizer
 

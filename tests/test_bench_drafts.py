@@ -10,7 +10,7 @@ import torch
 from hf_semspec import load_draft
 from hf_semspec.bench import drafts
 from hf_semspec.drafts.quantizations import MAKERS
-from hf_semspec.pages import marks
+from hf_semspec.tools.pages import marks
 
 from .helpers import WEAK_DRAFTS
 from .models import draft_of, tiny, tokenizer

@@ -8,8 +8,10 @@ import sys
 import pytest
 import torch
 
-from hf_semspec import SemSpecConfig, cli, comparison, demo
-from hf_semspec.comparison import PLAIN, Run
+from hf_semspec import SemSpecConfig, cli
+from hf_semspec.tools import comparison
+from hf_semspec.tools import models as demo
+from hf_semspec.tools.comparison import PLAIN, Run
 
 from .models import tiny, tokenizer
 

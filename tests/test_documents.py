@@ -22,7 +22,7 @@ from hf_semspec import cli
 from hf_semspec.bench import page as benchmarks
 from hf_semspec.drafts import vocabulary
 from hf_semspec.integration import options as compatibility
-from hf_semspec.pages import marks
+from hf_semspec.tools.pages import marks
 
 from .encoder_models import encoder_decoder
 from .models import draft_of, prompts, tiny, tokenizer

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hf_semspec.bench import imports
-from hf_semspec.pages import marks
+from hf_semspec.tools.pages import marks
 
 from .test_layers import RANK, layer
 

@@ -12,11 +12,11 @@ from packaging.version import Version
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_semspec import SemSpecConfig, load_draft
-from hf_semspec.demo import load_smollm2
 from hf_semspec.engine.masks import packed_slots
 from hf_semspec.engine.model import CachedModel
 from hf_semspec.schemes.parse import judge as judging
 from hf_semspec.schemes.parse.judge import confidence, label_ids, suffix_ids
+from hf_semspec.tools.models import load_smollm2
 from tests.helpers import JUDGE, VERSION, WEAK_DRAFTS, Forwards, Inputs, assisted, plain_rows
 from tests.models import PAD, VOCAB, draft_of, prompts, row_of, tiny, tokenizer
 from tests.test_smollm2 import questions

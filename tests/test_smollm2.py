@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_semspec import EASDConfig, SemSpecConfig, calibrate_easd, load_draft
-from hf_semspec.demo import load_smollm2
+from hf_semspec.tools.models import load_smollm2
 
 DATA = Path(__file__).parent / "data" / "gsm8k_sample.jsonl"
 NEW_TOKENS = 24

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from hf_semspec import cli, demo
+from hf_semspec import cli
+from hf_semspec.tools import models as demo
 
 from .models import tokenizer
 

@@ -13,8 +13,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..common.fields import integer
 from ..drafts.vocabulary import MAX_VOCABULARY_PADDING, first_clash
 from ..engine.cache import text_config
-from ..machine import describe
-from ..timing import Progress, silent
+from ..tools.machine import describe
+from ..tools.timing import Progress, silent
 from .agreement import Agreement, agreement_on, block_chi2
 from .contenders import GREEDY, SAMPLING
 from .costs import Seconds, measure_costs

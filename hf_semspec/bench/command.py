@@ -16,7 +16,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..evaluation.command import SCHEMES_HELP
-from ..loading import DRAFT_HELP
+from ..tools.loading import DRAFT_HELP
 from .advice import check
 from .function import bench
 from .page import GOALS, write_page

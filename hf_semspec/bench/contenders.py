@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..comparison import stock_schedule
 from ..configuration import SchemeConfig, SemSpecConfig
-from ..timing import Contender
+from ..tools.comparison import stock_schedule
+from ..tools.timing import Contender
 
 # The draft lengths that transformers' assisted generation is tried with; the fastest of the run counts as "tuned".
 TUNED_LENGTHS = (2, 3, 4, 5, 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..timing import Progress, forward_seconds, silent
+from ..tools.timing import Progress, forward_seconds, silent
 from .prediction import expected_tokens, speed_up
 from .rivals import Way
 from .subject import Subject

@@ -18,14 +18,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from ..comparison import PLAIN, Run, decode, encode, plain_config
 from ..configuration import SemSpecConfig
-from ..demo import NAME, PROBLEMS, load_smollm2
 from ..drafts.load import load_draft
 from ..drafts.quantizations import MAKERS
 from ..drafts.weights import own_bytes, weight_bytes
-from ..machine import describe
-from ..pages import markdown_table, origin, write_between
+from ..tools.comparison import PLAIN, Run, decode, encode, plain_config
+from ..tools.machine import describe
+from ..tools.models import NAME, PROBLEMS, load_smollm2
+from ..tools.pages import markdown_table, origin, write_between
 
 NUM_DRAFT_TOKENS = 4
 # Share of the target's layers in the drafts that are its first layers.

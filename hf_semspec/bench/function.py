@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from ..common.fields import integer
 from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.journal import Journal
-from ..machine import describe
-from ..timing import Progress, silent
+from ..tools.machine import describe
+from ..tools.timing import Progress, silent
 from .measure import measure_point
 from .request import PairRequest
 from .results import Measured

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from ..pages import write_between
+from ..tools.pages import write_between
 
 GOAL_MS = 150.0
 BASE = "import transformers.generation.utils, transformers.pipelines.base"

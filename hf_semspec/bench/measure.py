@@ -14,7 +14,7 @@ from ..drafts.vocabulary import first_clash
 from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.decoding import Batch
 from ..evaluation.statistics import bootstrap
-from ..timing import Progress, silent, synchronize
+from ..tools.timing import Progress, silent, synchronize
 from .accounting import accounted
 from .agreement import Agreement, agreement_on
 from .costs import forecast, measure_costs, needed

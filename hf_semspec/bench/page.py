@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..pages import markdown_table, origin, write_between
+from ..tools.pages import markdown_table, origin, write_between
 from . import report
 from .pictures import plot_lines
 from .profiling import DRAFT, PARTS, PREPARES, TARGET

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..configuration import LosslessConfig, SMCConfig
-from ..timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent
+from ..tools.timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent
 from . import contenders as ways
 from .pairs import ControlledPair
 

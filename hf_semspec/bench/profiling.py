@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..evaluation.contenders import Contender as Wanted
-from ..timing import Progress, silent
+from ..tools.timing import Progress, silent
 from .accounting import wait
 from .rivals import wanted_way
 from .subject import Subject

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..pages import markdown_table, origin
+from ..tools.pages import markdown_table, origin
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.fields import integer
-from ..loading import device_by_name, dtype_by_name
+from ..tools.loading import device_by_name, dtype_by_name
 from .sizes import DRAFT_1_5M, TARGET_98M, Size
 from .subject import Subject, controlled_subject, load_subject, read_prompts
 

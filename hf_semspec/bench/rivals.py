@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ..comparison import stock_schedule
 from ..configuration import SCHEME_CONFIGS, EASDConfig, SemanticConfig, SemSpecConfig
 from ..drafts.choose import asks_for_model
 from ..drafts.vocabulary import first_clash
@@ -18,6 +17,7 @@ from ..engine.cache import text_config
 from ..evaluation.contenders import ASSISTED, DRAFT, TARGET, parse_contenders
 from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.decoding import Batch
+from ..tools.comparison import stock_schedule
 from .contenders import GREEDY, SAMPLING, TUNED_LENGTHS
 from .subject import Subject
 

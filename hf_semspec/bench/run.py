@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..configuration import EASDConfig, LosslessConfig
-from ..machine import describe
-from ..timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent, threads
+from ..tools.machine import describe
+from ..tools.timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent, threads
 from . import contenders as ways
 from .pairs import ControlledPair, controlled_pair, random_llama
 from .particles import measure_smc

@@ -12,10 +12,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..comparison import encode
-from ..demo import PROBLEMS
 from ..evaluation.decoding import Batch
 from ..evaluation.evaluate import load_pair
+from ..tools.comparison import encode
+from ..tools.models import PROBLEMS
 from .pairs import ControlledPair, controlled_pair
 from .sizes import Size
 

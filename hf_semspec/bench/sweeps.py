@@ -12,8 +12,8 @@ from typing import Any
 
 from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.journal import Journal
-from ..machine import describe
-from ..timing import Progress, silent
+from ..tools.machine import describe
+from ..tools.timing import Progress, silent
 from .measure import measure_point
 from .profiling import profile
 from .request import check_installed

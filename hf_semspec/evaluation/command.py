@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from ..loading import DRAFT_HELP
+from ..tools.loading import DRAFT_HELP
 from .contenders import KINDS
 from .evaluate import evaluate
 from .tasks import TASKS

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..comparison import encode, stock_schedule
 from ..configuration import SemSpecConfig
 from ..drafts.choose import asks_for_model
 from ..drafts.vocabulary import first_clash
-from ..timing import synchronize
+from ..tools.comparison import encode, stock_schedule
+from ..tools.timing import synchronize
 from .contenders import ASSISTED, BEST_OF, DRAFT, MAJORITY, TARGET, Contender
 
 # What is kept of a scheme's statistics; all of them add up over calls.

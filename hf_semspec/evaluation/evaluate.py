@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.fields import integer
-from ..loading import device_by_name, dtype_by_name, is_own_draft, load_named_draft
+from ..tools.loading import device_by_name, dtype_by_name, is_own_draft, load_named_draft
 from .contenders import Contender, parse_contenders
 from .decoding import Pair
 from .grids import Grid, parse_grid

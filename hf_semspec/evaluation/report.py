@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..pages import markdown_table
+from ..tools.pages import markdown_table
 from .grids import Grid
 from .journal import Record
 

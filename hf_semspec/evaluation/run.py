@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..machine import describe
+from ..tools.machine import describe
 from .contenders import Contender
 from .decoding import Decoded, Pair, decode, vote
 from .journal import Journal, Record, Unit, unit_of

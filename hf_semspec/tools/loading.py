@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .drafts.load import load_draft
-from .drafts.quantizations import MAKERS
+from ..drafts.load import load_draft
+from ..drafts.quantizations import MAKERS
 
 # Drafts made from the target itself.
 OWN_DRAFTS: dict[str, dict[str, Any]] = {

@@ -12,8 +12,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from .configuration import SemSpecConfig
-from .engine.outputs import DecodingStats
+from ..configuration import SemSpecConfig
+from ..engine.outputs import DecodingStats
 
 PLAIN = "plain"
 _STOCK_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")

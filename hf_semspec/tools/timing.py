@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .engine.cache import cache_argument, new_dynamic_cache
+from ..engine.cache import cache_argument, new_dynamic_cache
 
 Progress = Callable[[str], None]
 

@@ -1,0 +1,1 @@
+"""What the command line, the benchmarks and the evaluation share."""
