@@ -6,58 +6,37 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "hf_semspec"
 
-# Top to bottom. A module imports only from lines below its own; the modules of one line do not import each other,
-# except inside a package (schemes, bench, evaluation), which is one entry. "" is hf_semspec/__init__.py.
+# Top to bottom, a row a line of docs/architecture.md: a room imports only from rows below its own, and from itself.
+# The rooms of one row do not import each other. "" is hf_semspec/__init__.py.
 LAYERS = [
     ["cli"],
     ["bench"],
     ["evaluation"],
-    ["demo", "recipe_command"],
-    ["comparison", "loading", "machine", "pages", "recipe", "timing"],
+    ["tools"],
     [""],
-    ["parse_calibration", "semantic_training"],
-    ["integration", "calibration"],
-    ["compatibility", "pipelines"],
+    ["calibration"],
+    ["integration", "hub"],
+    ["configuration"],
     ["schemes"],
-    ["segment_rounds", "continuations"],
-    ["segment_residual"],
-    ["segment_scoring"],
-    ["population", "verification"],
-    ["translation"],
-    ["answers", "segment_turns", "segment_records"],
-    ["judging"],
-    ["blocks"],
-    ["speculation", "lineage"],
-    ["drafters"],
-    ["call_state"],
-    ["encoders"],
-    ["calls", "ngrams", "foreign", "particle_drafts"],
-    ["drafting", "inputs", "results"],
-    ["static_draft"],
-    ["probe_fitting"],
-    ["probe"],
-    ["decoder"],
-    ["crossed"],
-    ["cache", "canvas", "masking", "sampling", "segment_text", "stopping", "drafts", "unsupported"],
-    ["configuration", "outputs", "quantizations", "self_drafts", "sidecar", "wrappers"],
-    ["smc_config", "parse_config", "semantic_config"],
-    ["token_configs"],
-    ["stored"],
-    ["checks", "notices", "trace"],
-    ["acceptance", "uncertainty", "particles", "prefixes", "segments", "meanings"],
+    ["drafts"],
+    ["engine"],
+    ["trace", "common"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-PURE = LAYERS[-1]
+SCHEMES = ("lossless", "easd", "parse", "smc", "semantic")
+# Tensors in, tensors out: no model, no cache, no config.
+PURE = ["engine.acceptance", "schemes.easd.agreement", "schemes.smc.weights", "schemes.parse.prefixes"]
+PURE += ["schemes.semantic.rules", "calibration.meanings"]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def dotted(path: Path) -> str:
-    """`hf_semspec/schemes/easd/decode.py` -> "schemes.easd", `hf_semspec/__init__.py` -> ""."""
+    """`hf_semspec/schemes/easd/decode.py` -> "schemes.easd.decode", `hf_semspec/__init__.py` -> ""."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
 
 
-def layer(module: str) -> str:
+def room(module: str) -> str:
     return module.split(".")[0]
 
 
@@ -77,7 +56,7 @@ def internal_imports(path: Path) -> Iterator[str]:
     """The modules of this package that `path` imports, as `dotted` writes them."""
     known = {dotted(module) for module in MODULES}
     for module, name in imports(path):
-        if layer(module) != "hf_semspec":
+        if room(module) != "hf_semspec":
             continue
         inner = module.removeprefix("hf_semspec").removeprefix(".")
         # `from . import cache` imports a module, `from . import __version__` what is in __init__.
@@ -85,54 +64,72 @@ def internal_imports(path: Path) -> Iterator[str]:
         yield submodule if submodule in known else inner
 
 
-def test_every_module_has_a_layer() -> None:
+def scheme_of(module: str) -> str | None:
+    """The scheme whose folder holds `module`; `None` for what all share."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "schemes" and len(parts) > 1 and parts[1] in SCHEMES else None
+
+
+def test_every_room_has_a_layer() -> None:
     assert MODULES
-    unlisted = {dotted(path) for path in MODULES if layer(dotted(path)) not in RANK}
-    assert not unlisted, f"list {unlisted} in LAYERS"
+    assert {room(dotted(path)) for path in MODULES} == set(RANK)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=[dotted(path) or "__init__" for path in MODULES])
 def test_imports_point_down(path: Path) -> None:
-    here = layer(dotted(path))
+    here = dotted(path)
     for other in internal_imports(path):
-        there = layer(other)
-        if there == here and "." in dotted(path) + other:
-            continue
-        assert RANK[there] > RANK[here], f"{dotted(path) or '__init__'} imports {other or '__init__'}"
+        if room(other) != room(here) or not room(here):
+            assert RANK[room(other)] > RANK[room(here)], f"{here or '__init__'} imports {other or '__init__'}"
 
 
-def test_no_scheme_imports_another() -> None:
-    for path in (PACKAGE / "schemes").glob("*.py"):
-        if path.name != "__init__.py":
-            assert not [other for other in internal_imports(path) if layer(other) == "schemes"], path.name
+@pytest.mark.parametrize("path", MODULES, ids=[dotted(path) or "__init__" for path in MODULES])
+def test_no_schemes_folder_imports_anothers(path: Path) -> None:
+    own = scheme_of(dotted(path))
+    for other in internal_imports(path):
+        if own is not None:
+            assert scheme_of(other) in (own, None), f"{dotted(path)} imports {other}"
+        elif room(dotted(path)) == "schemes" and dotted(path) != "schemes":
+            assert scheme_of(other) is None, f"{dotted(path)}, which all schemes share, imports {other}"
 
 
 @pytest.mark.parametrize("name", PURE)
 def test_pure_modules_see_tensors_only(name: str) -> None:
-    path = PACKAGE / f"{name}.py"
-    outside = {layer(module) for module, _ in imports(path)} & {"hf_semspec", "transformers", "accelerate"}
-    assert not outside, outside
+    inner = set(internal_imports(PACKAGE / f"{name.replace('.', '/')}.py"))
+    outer = {room(module) for module, _ in imports(PACKAGE / f"{name.replace('.', '/')}.py")}
+    assert inner <= set(PURE), inner
+    assert not outer & {"transformers", "accelerate"}, outer
 
 
 def test_only_cache_names_the_cache_of_transformers() -> None:
     users = set()
     for path in MODULES:
         for module, name in imports(path):
-            if layer(module) == "transformers" and ("cache_utils" in module or "Cache" in (name or "")):
+            if room(module) == "transformers" and ("cache_utils" in module or "Cache" in (name or "")):
                 users.add(dotted(path))
-    assert users <= {"cache"}
+    assert users <= {"engine.cache"}
 
 
-def test_the_checks_see_every_way_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "schemes").mkdir()
-    path = tmp_path / "schemes" / "easd.py"
-    path.write_text(
-        "import hf_semspec.cli\nfrom ..acceptance import BONUS\nfrom .. import cache\nfrom . import lossless\n"
-        "from hf_semspec import __version__\ndef late():\n    from hf_semspec.bench import run\n"
-    )
-    names = ["__init__.py", "cli.py", "acceptance.py", "cache.py", "schemes/lossless.py", "bench/run.py"]
+PLANTED = {
+    "from ...cli import main": "imports cli",
+    "import hf_semspec.bench.run": "imports bench.run",
+    "def late():\n    from hf_semspec import __version__": "imports __init__",
+    "from ..lossless.decode import decode": "imports schemes.lossless.decode",
+    "from .. import lossless": "imports schemes.lossless",
+}
+
+
+@pytest.mark.parametrize("line", PLANTED)
+def test_a_planted_import_is_seen(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "schemes" / "easd" / "decode.py"
+    path.parent.mkdir(parents=True)
+    others = ["__init__.py", "cli.py", "bench/run.py", "schemes/lossless/__init__.py", "schemes/lossless/decode.py"]
     monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    monkeypatch.setitem(globals(), "MODULES", [path, *(tmp_path / name for name in names)])
-    assert set(internal_imports(path)) == {"cli", "acceptance", "cache", "schemes.lossless", "", "bench.run"}
-    with pytest.raises(AssertionError, match="imports cli"):
+    monkeypatch.setitem(globals(), "MODULES", [path, *(tmp_path / name for name in others)])
+    path.write_text("from ...engine.acceptance import BONUS\nfrom . import agreement\nfrom ..token_level import begin\n")
+    test_imports_point_down(path)
+    test_no_schemes_folder_imports_anothers(path)
+    path.write_text(line + "\n")
+    with pytest.raises(AssertionError, match=PLANTED[line]):
         test_imports_point_down(path)
+        test_no_schemes_folder_imports_anothers(path)

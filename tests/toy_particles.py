@@ -1,4 +1,4 @@
-"""Every run of a small population, enumerated: the laws of `tests.toy`, the mathematics of `hf_semspec.schemes.smc.weights`."""
+"""Every run of a small population, enumerated: the laws of `tests.toy`, the mathematics of `smc.weights`."""
 
 from __future__ import annotations
 

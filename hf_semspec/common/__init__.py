@@ -1,1 +1,1 @@
-"""What every room stands on and none of them owns: checks of values, JSON files, warnings said once, wrapped models."""
+"""What every room stands on: checks of values, JSON files, warnings said once, wrapped models."""
