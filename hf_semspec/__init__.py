@@ -4,7 +4,16 @@ statistics."""
 from .calibration.easd import calibrate_easd
 from .calibration.parse import calibrate_parse
 from .calibration.semantic import train_semantic_probe
-from .configuration import EASDConfig, LosslessConfig, PARSEConfig, SemanticConfig, SemSpecConfig, SMCConfig
+from .configuration import (
+    EASDConfig,
+    LosslessConfig,
+    PARSEConfig,
+    SemanticConfig,
+    SemSpecConfig,
+    SMCConfig,
+    register_scheme,
+    unregister_scheme,
+)
 from .drafts.load import load_draft
 from .engine.outputs import DecodingStats, SemSpecOutput, record_stats
 from .integration.register import register, unregister
@@ -26,8 +35,10 @@ __all__ = [
     "load_draft",
     "record_stats",
     "register",
+    "register_scheme",
     "train_semantic_probe",
     "unregister",
+    "unregister_scheme",
 ]
 
 register()

@@ -15,9 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TextStreamer
 from transformers.utils import logging
 
-from .configuration import SCHEME_CONFIGS, EASDConfig, SchemeConfig, SemanticConfig, SemSpecConfig, SMCConfig
+from .common.fields import SchemeConfig
+from .configuration import EASDConfig, SemanticConfig, SemSpecConfig, SMCConfig
 from .drafts.choose import asks_for_model
 from .drafts.load import load_draft
+from .schemes.table import SCHEMES
 from .tools.comparison import PLAIN, Run, comparison_table, decode, encode, plain_config, verdicts_table
 from .tools.loading import DRAFT_HELP, MADE, device_by_name, dtype_by_name, load_named_draft, own_draft
 
@@ -91,7 +93,7 @@ def _add_decoding(parser: argparse.ArgumentParser) -> None:
     own = " (default: the demo's SmolLM2-135M and a copy of it)"
     parser.add_argument("--model", help="the target: a Hub id or a folder" + own)
     parser.add_argument("--draft", help=DRAFT_HELP + "; none with --set draft=ngram")
-    parser.add_argument("--scheme", default="lossless", choices=tuple(SCHEME_CONFIGS))
+    parser.add_argument("--scheme", default="lossless", choices=tuple(SCHEMES))
     parser.add_argument("--prompt", required=True, help='the prompt; "-" reads it from standard input')
     parser.add_argument("--raw", action="store_true", help="pass the prompt as it is, without the chat template")
     parser.add_argument("--max-new-tokens", type=_positive, default=128, metavar="N")
@@ -135,7 +137,7 @@ def _demo(arguments: argparse.Namespace, command: str) -> int:
     )
     semantic = SemanticConfig(scorer="likelihood", segment_stop="\n")
     own: dict[str, SchemeConfig] = {"easd": easd, "smc": SMCConfig(num_particles=4), "semantic": semantic}
-    configs = {name: _config(own.get(name, name), arguments.max_new_tokens) for name in SCHEME_CONFIGS}
+    configs = {name: _config(own.get(name, name), arguments.max_new_tokens) for name in SCHEMES}
     runs = {name: Run(name) for name in (PLAIN, *configs)}
     problems = PROBLEMS[: arguments.limit]
     # A few unmeasured tokens of each kind, so that no contender pays for the first use of a kernel.

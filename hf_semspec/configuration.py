@@ -7,29 +7,24 @@ the file it saves is an ordinary `generation_config.json`: stock transformers lo
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig
 
-from .common.fields import bad_value, class_of, config_from_entry, field_names, shown, unknown_name
+from .common.fields import SchemeConfig, bad_value, field_names, shown
 from .common.json_files import check_depth, check_generation_values, read_object
+from .engine.outputs import DecodingStats
+from .engine.request import Request
+from .schemes import BUILT_IN, token_level
 from .schemes.easd.config import EASDConfig as EASDConfig
 from .schemes.lossless.config import LosslessConfig as LosslessConfig
 from .schemes.parse.config import PARSEConfig as PARSEConfig
-from .schemes.revising import TOKEN_LEVEL_CONFIGS
 from .schemes.semantic.config import SemanticConfig as SemanticConfig
 from .schemes.smc.config import SMCConfig as SMCConfig
-from .schemes.smc.config import sampling_fields
-
-SchemeConfig = LosslessConfig | EASDConfig | PARSEConfig | SMCConfig | SemanticConfig
-SCHEME_CONFIGS: dict[str, type[SchemeConfig]] = {
-    **TOKEN_LEVEL_CONFIGS,
-    "parse": PARSEConfig,
-    "smc": SMCConfig,
-    "semantic": SemanticConfig,
-}
+from .schemes.table import SCHEMES, Scheme, config_from_entry, find, unknown_name
 
 
 def scheme_from_dict(entry: Any) -> SchemeConfig:
@@ -46,8 +41,7 @@ def scheme_from_dict(entry: Any) -> SchemeConfig:
     Raises:
         ValueError: If the entry is malformed in any way: no scheme, an unknown scheme or field, a bad value.
     """
-    scheme: SchemeConfig = config_from_entry("semspec", entry, SCHEME_CONFIGS)
-    return scheme
+    return config_from_entry("semspec", entry)
 
 
 class SemSpecConfig(GenerationConfig):
@@ -61,7 +55,8 @@ class SemSpecConfig(GenerationConfig):
 
     Args:
         scheme (`str`, [`LosslessConfig`], [`EASDConfig`], [`PARSEConfig`], [`SMCConfig`] or [`SemanticConfig`]):
-            The scheme's name, `"lossless"`, `"easd"`, `"parse"`, `"smc"` or `"semantic"`, or its config.
+            The scheme's name, `"lossless"`, `"easd"`, `"parse"`, `"smc"` or `"semantic"`, or its config; or those of
+            a scheme that [`register_scheme`] has added.
         trace (`bool`, *optional*, defaults to `False`):
             Record what happens to every token: the output then has a `trace`, so `return_dict_in_generate` defaults
             to `True`. Text and statistics stay as they are.
@@ -85,24 +80,20 @@ class SemSpecConfig(GenerationConfig):
             """Stands for the scheme's fields, which are added below the class."""
 
     def __init__(self, scheme: str | SchemeConfig, *, trace: bool = False, **fields: Any) -> None:
-        scheme_class = type(scheme) if isinstance(scheme, SchemeConfig) else _scheme_class(scheme)
+        scheme_class = find(scheme.name if isinstance(scheme, SchemeConfig) else scheme).config
         own = {name: fields.pop(name) for name in field_names(scheme_class) if name in fields}
         generation_names = _generation_names()
         for name in fields:
             if name not in generation_names:
-                raise TypeError(
-                    unknown_name(
-                        name, scheme_class, SCHEME_CONFIGS, [*field_names(scheme_class), *generation_names, "trace"]
-                    )
-                )
+                valid = [*field_names(scheme_class), *generation_names, "trace"]
+                raise TypeError(unknown_name(name, scheme_class.name, valid))
         if isinstance(scheme, SchemeConfig):
             if own:
                 raise ValueError(f"`{next(iter(own))}` must be passed in the {scheme_class.__name__}, not beside it.")
             scheme_config: SchemeConfig = scheme
         else:
             scheme_config = scheme_class(**own)
-        if isinstance(scheme_config, SMCConfig):
-            fields = sampling_fields(fields)
+        fields = scheme_config.generation_defaults(fields)
         if trace:
             fields = {"return_dict_in_generate": True, **fields}
         super().__init__(**fields)
@@ -134,7 +125,7 @@ class SemSpecConfig(GenerationConfig):
         if "semspec" in kwargs and not (defaults_only and self.semspec is not None):
             self.semspec = kwargs.pop("semspec")
         # `generate` offers every entry of the model's own config: one named like another scheme's field is not for us.
-        foreign = {name: kwargs.pop(name) for name in list(kwargs) if name in _ALL_FIELDS and not hasattr(self, name)}
+        foreign = {name: kwargs.pop(name) for name in list(kwargs) if _is_field(name) and not hasattr(self, name)}
         # transformers 4.57 has neither flag and would take them for attributes.
         flags = {"defaults_only": defaults_only, "allow_custom_entries": allow_custom_entries}
         unused = super().update(**{name: True for name, on in flags.items() if on}, **kwargs)
@@ -223,9 +214,87 @@ class _SchemeField:
         return scheme_config
 
 
-_ALL_FIELDS = tuple(dict.fromkeys(item.name for scheme in SCHEME_CONFIGS.values() for item in fields(scheme)))
-for _name in _ALL_FIELDS:
-    setattr(SemSpecConfig, _name, _SchemeField(_name))
+def _expose_fields() -> None:
+    """Let `SemSpecConfig` have the fields of all schemes that there are, and no others."""
+    names = {name for scheme in SCHEMES.values() for name in field_names(scheme.config)}
+    for name, value in list(vars(SemSpecConfig).items()):
+        if isinstance(value, _SchemeField) and name not in names:
+            delattr(SemSpecConfig, name)
+    for name in names - vars(SemSpecConfig).keys():
+        setattr(SemSpecConfig, name, _SchemeField(name))
+
+
+_expose_fields()
+
+
+def register_scheme(
+    name: str,
+    config_class: type[SchemeConfig],
+    *,
+    accept: token_level.Rule | None = None,
+    decode: Callable[[Request], tuple[Any, DecodingStats]] | None = None,
+) -> None:
+    """
+    Adds a scheme of one's own: `SemSpecConfig(name, ...)` and stored configs that name it then run it.
+
+    Args:
+        name (`str`): What it is called, an identifier.
+        config_class (`type`): A frozen keyword-only dataclass whose fields all have defaults, a subclass of
+            [`TokenLevelConfig`] with `accept`, of [`SchemeConfig`] with `decode`. Its fields become attributes of
+            `SemSpecConfig`.
+        accept (`Callable`, *optional*): The rule of a token-level scheme: gets the scored [`Block`] of a round, of one
+            chain, and the config, and returns the [`Acceptance`]. Everything else is done for it.
+        decode (`Callable`, *optional*): A whole loop instead: gets the `Request`, returns the output and its
+            statistics.
+
+    Raises:
+        ValueError: If the name is taken, the class is not as said, a field is named like something else that
+            `SemSpecConfig` or `GenerationConfig` has, or not exactly one of `accept` and `decode` is given.
+    """
+    base = SchemeConfig if accept is None else token_level.TokenLevelConfig
+    if not isinstance(name, str) or not name.isidentifier():
+        raise bad_value("name", name, 'an identifier, such as "fly"')
+    if name in SCHEMES:
+        way = "choose another name" if name in BUILT_IN else f"choose another, or unregister_scheme({name!r}) first"
+        raise ValueError(f"`name` {name!r} is taken by a scheme: {way}.")
+    if not callable(accept or decode) or (accept is None) == (decode is None):
+        raise ValueError("pass exactly one of `accept`, a rule, and `decode`, a whole loop.")
+    if not isinstance(config_class, type) or not issubclass(config_class, base):
+        raise bad_value("config_class", config_class, f"a frozen keyword-only dataclass that inherits {base.__name__}")
+    if "__dataclass_fields__" not in vars(config_class):
+        raise ValueError(f"`{config_class.__name__}` must be decorated with @dataclass(frozen=True, kw_only=True).")
+    if getattr(config_class, "name", name) != name:
+        raise ValueError(f"`{config_class.__name__}.name` is {config_class.name!r}: leave it out, or set {name!r}.")
+    for own in field_names(config_class):
+        if own in _generation_names() or (hasattr(SemSpecConfig, own) and not _is_field(own)):
+            raise ValueError(f"the field `{own}` means something else to GenerationConfig: give it another name.")
+    config_class.name = name
+    try:
+        config_class()
+    except TypeError as error:
+        raise ValueError(f"`{config_class.__name__}` must have a default for every field ({error}).") from None
+    if accept is not None:
+        SCHEMES[name] = token_level.scheme(config_class, partial(token_level.RuleRounds, accept))
+    elif decode is not None:
+        SCHEMES[name] = Scheme(config_class, decode)
+    _expose_fields()
+
+
+def unregister_scheme(name: str) -> None:
+    """
+    Takes a scheme that [`register_scheme`] has added out again, with its fields.
+
+    Raises:
+        ValueError: If there is none of this name, or it is built in.
+    """
+    if name in BUILT_IN or name not in SCHEMES:
+        raise bad_value("name", name, "the name of a scheme that register_scheme has added")
+    del SCHEMES[name]
+    _expose_fields()
+
+
+def _is_field(name: str) -> bool:
+    return isinstance(vars(SemSpecConfig).get(name), _SchemeField)
 
 
 def _generation_names() -> tuple[str, ...]:
@@ -239,13 +308,8 @@ def _check_stored(entries: Any) -> None:
     check_depth("this generation config", entries)
     for name in entries:
         # As an attribute it would stand in the place of a method.
-        if not isinstance(name, str) or (name not in _ALL_FIELDS and hasattr(SemSpecConfig, name)):
+        if not isinstance(name, str) or (not _is_field(name) and hasattr(SemSpecConfig, name)):
             raise ValueError(
                 f"{shown(name)} cannot be an entry of a generation config: it is no name, or that of a method"
             )
     check_generation_values(entries)
-
-
-def _scheme_class(name: Any) -> type[SchemeConfig]:
-    scheme: type[SchemeConfig] = class_of("scheme", name, SCHEME_CONFIGS)
-    return scheme

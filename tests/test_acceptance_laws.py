@@ -8,8 +8,9 @@ from torch import Tensor
 
 from hf_semspec.engine.acceptance import RESIDUAL, Acceptance
 from tests import reference
+from tests.rules import accept_chains
 from tests.statistics import deviations, total_variation
-from tests.toy import Toy, assert_exact, committed, rule
+from tests.toy import Toy, assert_exact, committed
 
 # Enumerated: every draft, the uniforms integrated exactly.
 
@@ -20,7 +21,7 @@ from tests.toy import Toy, assert_exact, committed, rule
 @pytest.mark.parametrize("seed", [0, 1])
 def test_enumerated_committed_law_is_p(num_chains: int, gamma: int, vocab: int, seed: int) -> None:
     toy = Toy(vocab, seed, kinds=("free", "masked target", "masked draft", "equal"))
-    decide = rule(num_chains)
+    decide = accept_chains
     assert_exact(committed(toy, decide, num_chains, gamma), toy.joint(gamma + 1))
 
     def cut(*arguments: Tensor) -> Acceptance:
@@ -34,7 +35,7 @@ def test_enumerated_committed_law_is_p(num_chains: int, gamma: int, vocab: int, 
 @pytest.mark.parametrize("num_chains", [1, 2])
 def test_enumeration_sees_a_residual_replaced_by_p(num_chains: int) -> None:
     def wrong(*arguments: Tensor) -> Acceptance:
-        return residual_replaced_by_p(rule(num_chains)(*arguments), *arguments[:2])
+        return residual_replaced_by_p(accept_chains(*arguments), *arguments[:2])
 
     toy = Toy(vocab=3)
     assert total_variation(committed(toy, wrong, num_chains, 2), toy.joint(3)) > 1e-3
@@ -45,7 +46,7 @@ def easd_law(p: reference.Law, q: reference.Law, penalty: float, num_chains: int
     toy = Toy(len(p), laws={(): (p, q, True)})
 
     def decide(*arguments: Tensor) -> Acceptance:
-        return rule(num_chains)(*arguments, triggers=torch.ones_like(arguments[2], dtype=torch.bool), penalty=penalty)
+        return accept_chains(*arguments, triggers=torch.ones_like(arguments[2], dtype=torch.bool), penalty=penalty)
 
     return committed(toy, decide, num_chains, 1).sum(-1)
 
@@ -105,7 +106,7 @@ def draw_pairs(
     states = torch.cat([torch.zeros_like(drafts[..., :1]), 1 + drafts], -1)  # (draws, N, 3)
     log_p, log_q = p[states].log().to(dtype), q[states[..., :2]].log().to(dtype)
     uniforms = torch.rand(drafts.shape, generator=rng, dtype=torch.float64)
-    out = rule(num_chains)(log_p, torch.zeros_like(log_q) if fault == "q set to one" else log_q, drafts, uniforms)
+    out = accept_chains(log_p, torch.zeros_like(log_q) if fault == "q set to one" else log_q, drafts, uniforms)
     if fault == "residual replaced by p":
         out = residual_replaced_by_p(out, log_p, log_q)
     elif fault == "residual by softmax":

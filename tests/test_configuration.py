@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_semspec.configuration import SCHEME_CONFIGS, EASDConfig, LosslessConfig, scheme_from_dict
+from hf_semspec.configuration import EASDConfig, LosslessConfig, scheme_from_dict
+from hf_semspec.schemes.table import SCHEMES
 
 pytestmark = pytest.mark.seam
 
@@ -25,6 +26,8 @@ EASD = {
     "scheme": "easd",
     "num_draft_tokens": 5,
     "num_chains": 1,
+    "draft": "model",
+    "max_ngram": 3,
     "target_entropy_threshold": 1.0,
     "draft_entropy_threshold": 1.0,
     "overlap_threshold": 0.8,
@@ -99,10 +102,10 @@ def test_configs_with_settings_are_hashable() -> None:
     assert hash(FULL) == hash(scheme_from_dict(FULL.to_dict()))
 
 
-@pytest.mark.parametrize("scheme", SCHEME_CONFIGS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_field_is_documented(scheme: str) -> None:
-    doc = SCHEME_CONFIGS[scheme].__doc__ or ""
-    for item in fields(SCHEME_CONFIGS[scheme]):
+    doc = SCHEMES[scheme].config.__doc__ or ""
+    for item in fields(SCHEMES[scheme].config):
         assert f"\n        {item.name} (" in doc
     assert "uncalibrated" in (EASDConfig.__doc__ or "")
 
@@ -142,9 +145,9 @@ def test_only_num_draft_tokens_may_be_auto() -> None:
         ("penalty", False, "a number in [0, 1]"),
         ("trigger_rate", math.inf, "a number in [0, 1]"),
         ("trigger_rate", "0.5", "a number in [0, 1]"),
-        ("trigger", "none", '"entropy" or "random"'),
-        ("trigger", None, '"entropy" or "random"'),
-        ("trigger", ["entropy"], '"entropy" or "random"'),
+        ("trigger", "none", 'one of "entropy", "random"'),
+        ("trigger", None, 'one of "entropy", "random"'),
+        ("trigger", ["entropy"], 'one of "entropy", "random"'),
         ("calibrated_for", "greedy", "None or a dict with keys of"),
         ("calibrated_for", [("top_k", 1)], "None or a dict with keys of"),
     ],
@@ -261,7 +264,7 @@ def test_malformed_entries(entry: Any, part: str) -> None:
     | st.dictionaries(st.sampled_from([*EASD, "other"]), JSON | st.sampled_from(["lossless", "easd"]))
     | st.builds(
         lambda scheme, values: {**values, "scheme": scheme},
-        st.sampled_from(sorted(SCHEME_CONFIGS)),
+        st.sampled_from(sorted(SCHEMES)),
         st.dictionaries(st.sampled_from(sorted(EASD)), JSON | COUNTS | NON_NEGATIVE, max_size=3),
     )
 )

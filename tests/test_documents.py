@@ -140,7 +140,7 @@ def test_the_index_of_papers_marks_every_value():
     known = r"^(paper|code|reviews|ours|not here)\b"
     assert not [row for row in rows if not re.match(known, row[1])]
     schemes = set(re.findall(r"^\[?`(\w+)`", text, flags=re.MULTILINE))  # a section begins with its scheme's name
-    assert schemes == set(hf_semspec.configuration.SCHEME_CONFIGS)
+    assert schemes == set(hf_semspec.schemes.SCHEMES)
 
 
 def test_the_drafts_page_states_the_limit_of_padding():
@@ -149,7 +149,7 @@ def test_the_drafts_page_states_the_limit_of_padding():
 
 def test_the_readme_names_every_scheme():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert all(f"| `{name}` |" in text for name in hf_semspec.configuration.SCHEME_CONFIGS)
+    assert all(f"| `{name}` |" in text for name in hf_semspec.schemes.SCHEMES)
 
 
 def in_first_cells(page: str) -> set[str]:
@@ -191,11 +191,11 @@ def test_pages_name_test_files_that_exist(page):
     assert named <= TESTS.keys()
 
 
-@pytest.mark.parametrize("name", hf_semspec.configuration.SCHEME_CONFIGS)
+@pytest.mark.parametrize("name", hf_semspec.schemes.SCHEMES)
 def test_a_schemes_page_lists_its_fields_with_their_defaults(name):
     text = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, flags=re.MULTILINE))
-    fields = dataclasses.fields(hf_semspec.configuration.SCHEME_CONFIGS[name])
+    fields = dataclasses.fields(hf_semspec.schemes.SCHEMES[name].config)
     assert list(rows) == [field.name for field in fields]
     for field in fields:
         default = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)

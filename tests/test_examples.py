@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hf_semspec import SemSpecConfig
-from hf_semspec.configuration import SCHEME_CONFIGS
 from hf_semspec.hub.sidecar import Sidecar
+from hf_semspec.schemes.table import SCHEMES
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = {path.stem: path for path in EXAMPLES.glob("*.py")}
@@ -84,7 +84,7 @@ def test_compare_schemes(run: Any) -> None:
     rows = {
         line.split()[0]: line.split() for line in run("compare_schemes", "--max-new-tokens", "24").splitlines()[1:]
     }
-    assert rows.keys() == {"plain", *SCHEME_CONFIGS}
+    assert rows.keys() == {"plain", *SCHEMES}
     assert rows["plain"][-3:] == rows["lossless"][-3:] == ["3", "of", "3"]
     assert float(rows["lossless"][2]) > float(rows["plain"][2]) == 1.0
 

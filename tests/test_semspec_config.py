@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from transformers import GenerationConfig
 
-from hf_semspec.configuration import SCHEME_CONFIGS, EASDConfig, LosslessConfig, SemSpecConfig
+from hf_semspec.configuration import EASDConfig, LosslessConfig, SemSpecConfig
+from hf_semspec.schemes.table import SCHEMES
 from tests.test_configuration import EASD, EASD_CONFIGS, FULL, LOSSLESS
 
 pytestmark = pytest.mark.seam
@@ -35,7 +36,7 @@ def test_the_only_attribute_beside_stocks_is_semspec() -> None:
 
 def test_no_scheme_field_hides_one_of_generation_config() -> None:
     stock = set(dir(GenerationConfig())) | set(vars(GenerationConfig()))
-    for scheme in SCHEME_CONFIGS.values():
+    for scheme in (entry.config for entry in SCHEMES.values()):
         assert not {item.name for item in fields(scheme)} & stock
 
 

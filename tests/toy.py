@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_semspec.engine.acceptance import Acceptance, accept_chain, accept_chains
+from hf_semspec.engine.acceptance import Acceptance
 from tests.reference import Law, branches
 
 Prefix = tuple[int, ...]
@@ -133,17 +133,6 @@ def committed(toy: Toy, decide: Decide, num_chains: int, gamma: int) -> Tensor:
                 rest = math.prod(toy.p(text[:t])[text[t]] for t in range(n + 1, gamma + 1))
                 out[text] += after[text[:n]][text[n]] * rest
     return out
-
-
-def as_chains(log_p: Tensor, log_q: Tensor, drafts: Tensor, uniforms: Tensor, **options: Any) -> Acceptance:
-    """`accept_chain` in the shape of `accept_chains`, so that both can be put to one test."""
-    options = {name: mask[:, 0] if isinstance(mask, Tensor) else mask for name, mask in options.items()}
-    return accept_chain(log_p[:, 0], log_q[:, 0], drafts[:, 0], uniforms[:, 0], **options)
-
-
-def rule(num_chains: int) -> Callable[..., Acceptance]:
-    """The rule for so many chains, in the shape of `accept_chains`."""
-    return as_chains if num_chains == 1 else accept_chains
 
 
 def batch(

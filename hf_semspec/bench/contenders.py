@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..configuration import SchemeConfig, SemSpecConfig
+from ..common.fields import SchemeConfig
+from ..configuration import SemSpecConfig
 from ..tools.comparison import stock_schedule
 from ..tools.timing import Contender
 

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ..configuration import SCHEME_CONFIGS, EASDConfig, SemanticConfig, SemSpecConfig
+from ..configuration import EASDConfig, SemanticConfig, SemSpecConfig
 from ..drafts.choose import asks_for_model
 from ..drafts.vocabulary import first_clash
 from ..engine.cache import text_config
 from ..evaluation.contenders import ASSISTED, DRAFT, TARGET, parse_contenders
 from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.decoding import Batch
+from ..schemes.table import SCHEMES
 from ..tools.comparison import stock_schedule
 from .contenders import GREEDY, SAMPLING, TUNED_LENGTHS
 from .subject import Subject
@@ -97,7 +98,7 @@ def check_schemes(schemes: str | Iterable[str | Wanted] | None) -> list[Wanted]:
     wanted = [one for one in wanted if not (one.kind == TARGET and not one.options)]
     taken = {PLAIN, f"{PLAIN}, sampling", COMPILED, LOOKUP, ENSEMBLE, TUNED}
     for one in wanted:
-        if one.kind not in (*SCHEME_CONFIGS, ASSISTED, DRAFT):
+        if one.kind not in (*SCHEMES, ASSISTED, DRAFT):
             raise ValueError(
                 f"contender {one.name!r}: {one.kind} is not a way to decode faster, and the bench measures speed; "
                 "hf-semspec eval compares answers"
@@ -109,7 +110,7 @@ def check_schemes(schemes: str | Iterable[str | Wanted] | None) -> list[Wanted]:
 
 def has_compiled_drafts() -> bool:
     """Whether `lossless` can capture the draft's forward (`compile_draft`)."""
-    return hasattr(SCHEME_CONFIGS["lossless"], "compile_draft")
+    return hasattr(SCHEMES["lossless"].config, "compile_draft")
 
 
 def has_ensembles() -> bool:

@@ -1,13 +1,16 @@
-"""Checks of single values, and error messages that name the value, what is allowed, or the nearest valid name."""
+"""The fields of a scheme's config: checks of single values, and error messages that name the value, what is allowed,
+or the nearest valid name."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import numbers
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 SAMPLING_SETTINGS = ("do_sample", "temperature", "top_k", "top_p")
 
@@ -22,24 +25,116 @@ def integer(name: str, value: Any, lowest: int, highest: int | None = None, also
     return number
 
 
-def real(name: str, value: Any, highest: float = math.inf) -> float:
+def real(name: str, value: Any, highest: float = math.inf, also: str = "") -> float:
     """`value` as a float in [0, highest], a ValueError otherwise; NaN is in no range."""
-    allowed = "a number >= 0 (inf is allowed)" if highest == math.inf else f"a number in [0, {highest:g}]"
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise bad_value(name, value, allowed)
-    try:
-        number = float(value)
-    except OverflowError:
-        raise bad_value(name, value, allowed) from None
-    if not 0.0 <= number <= highest:
+    allowed = ("a number >= 0 (inf is allowed)" if highest == math.inf else f"a number in [0, {highest:g}]") + also
+    number = _float(value)
+    if number is None or not 0.0 <= number <= highest:
         raise bad_value(name, value, allowed)
     return number
+
+
+def positive_real(name: str, value: Any, also: str = "") -> float:
+    """`value` as a finite float above 0, a ValueError otherwise."""
+    number = _float(value)
+    if number is None or not 0.0 < number < math.inf:
+        raise bad_value(name, value, f"a finite number > 0{also}")
+    return number
+
+
+def _float(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def boolean(name: str, value: Any) -> bool:
     """`value` if it is a bool, a ValueError otherwise."""
     if not isinstance(value, bool):
         raise bad_value(name, value, "a bool")
+    return value
+
+
+def within(default: Any, lowest: float, highest: float | None = None) -> Any:
+    """A field of numbers in the closed range; without `highest` it has no upper end. `lowest` is 0 for floats."""
+    return field(default=default, metadata={"within": (lowest, highest)})
+
+
+def positive(default: Any) -> Any:
+    """A field of finite floats above 0."""
+    return field(default=default, metadata={"positive": True})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemeConfig:
+    """What all configs of schemes are: frozen, and each field checked by its type and range when one is made.
+
+    Fields are `int`, `float`, `bool`, `str`, a `Literal`, or one of these beside `None`; others are for a subclass to
+    check. Ranges come from [`within`] and [`positive`]; an int without one is at least 0.
+
+    Raises:
+        ValueError: If a value is of the wrong type or out of its range.
+    """
+
+    name: ClassVar[str]
+    reads_encoders: ClassVar[bool] = False  # whether it decodes what an encoder, or an image, has been turned into
+    other_tokenizers: ClassVar[bool] = False  # whether its draft may have another tokenizer
+    needs_masks: ClassVar[bool] = True  # whether both models must take 4-D masks
+
+    def __post_init__(self) -> None:
+        kinds = field_kinds(type(self))
+        for item in fields(self):
+            assign(self, item.name, checked(item.name, getattr(self, item.name), kinds[item.name], item.metadata))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe entry `{"scheme": name, **fields}`, infinite numbers as `"inf"`; see [`scheme_from_dict`]."""
+        return entry_of(self)
+
+    def check_call(self, model: Any, generation_config: Any, tokenizer: Any) -> None:
+        """Refuse, by a ValueError before any forward, a call that the scheme cannot do."""
+
+    @classmethod
+    def generation_defaults(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """`given` fields of `GenerationConfig`, with the scheme's own defaults for the others."""
+        return given
+
+
+def field_kinds(scheme: Any) -> dict[str, tuple[Any, ...]]:
+    """The types that each field of a config class may have."""
+    return _kinds(scheme)
+
+
+@functools.cache
+def _kinds(scheme: Any) -> dict[str, tuple[Any, ...]]:
+    hints = get_type_hints(scheme)
+    return {
+        item.name: get_args(kind) if get_origin(kind := hints[item.name]) in (Union, UnionType) else (kind,)
+        for item in fields(scheme)
+    }
+
+
+def checked(name: str, value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any]) -> Any:
+    """`value` of a field of one of `kinds`, in plain Python's types; a ValueError where it is none of them."""
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    if (value is None and NoneType in kinds) or (isinstance(value, str) and value in words):
+        return value
+    also = "".join(f' or "{word}"' for word in words) + (" or None" if NoneType in kinds else "")
+    lowest, highest = limits.get("within", (0, None))
+    if int in kinds:
+        return integer(name, value, lowest, highest, also)
+    if float in kinds:
+        if "positive" in limits:
+            return positive_real(name, value, also)
+        return real(name, value, math.inf if highest is None else highest, also)
+    if bool in kinds:
+        return boolean(name, value)
+    if str in kinds and (not isinstance(value, str) or not value):
+        raise bad_value(name, value, ("None or " if NoneType in kinds else "") + "a text that is not empty")
+    if words:
+        raise bad_value(name, value, f"one of {listed(words)}")
     return value
 
 
@@ -98,39 +193,6 @@ def assign(config: Any, name: str, value: Any) -> None:
 def field_names(scheme: Any) -> tuple[str, ...]:
     """Names of the fields of a scheme's config."""
     return tuple(item.name for item in fields(scheme))
-
-
-def class_of(name: str, value: Any, classes: Mapping[str, Any]) -> Any:
-    """The config class called `value`, a ValueError that names the option `name` otherwise."""
-    if not isinstance(value, str) or value not in classes:
-        raise bad_value(name, value, f"one of {listed(classes)}")
-    return classes[value]
-
-
-def unknown_name(name: Any, scheme: Any, classes: Mapping[str, Any], valid: Iterable[str]) -> str:
-    """What to say of a name that `scheme` lacks: which scheme has it, or the nearest valid one."""
-    others = [other.name for other in classes.values() if name in field_names(other)]
-    if others:
-        return f"`{name}` is a field of {listed(others)}, not of {scheme.name!r}."
-    return f"unknown name {shown(name)} for the scheme {scheme.name!r}; {nearest(name, valid)}"
-
-
-def config_from_entry(name: str, entry: Any, classes: Mapping[str, Any]) -> Any:
-    """The config that `entry`, a dict as `entry_of` gives it, describes; a ValueError that names the option `name`
-    where it is malformed."""
-    if not isinstance(entry, Mapping):
-        raise bad_value(name, entry, 'a dict such as {"scheme": "lossless"}')
-    if "scheme" not in entry:
-        raise bad_value(name, dict(entry), f'a dict with a "scheme" entry, one of {listed(classes)}')
-    scheme = class_of("scheme", entry["scheme"], classes)
-    types = {item.name: item.type for item in fields(scheme)}
-    values = {key: value for key, value in entry.items() if key != "scheme"}
-    for key, value in values.items():
-        if key not in types:
-            raise ValueError(f"`{name}`: {unknown_name(key, scheme, classes, types)}")
-        if types[key] == "float" and isinstance(value, str) and value in ("inf", "-inf"):
-            values[key] = float(value)
-    return scheme(**values)
 
 
 def entry_of(config: Any) -> dict[str, Any]:

@@ -21,19 +21,24 @@ class Acceptance(NamedTuple):
         num_accepted (`(B,)` int64): drafted tokens that stand.
         outcome (`(B,)` int64): why the row stopped: `BONUS` (no token was left to test), `RESIDUAL` (a token failed
             the ordinary test) or `RESAMPLED` (a token passed it, but a trigger stopped the row).
-        law (`(B, V)`, or `None` if greedy): probabilities that the next token is drawn from; sums to 1.
+        law (`(B, V)`, or `None` if `token` is given): probabilities that the next token is drawn from; sums to 1.
         token (`(B,)` int64, or `None` if sampling): the next token.
-        chain (`(B,)` int64): the first of the chains that carry the accepted tokens; 0 for a single chain.
+        chain (`(B,)` int64, or `None` for a single chain): the first of the chains that carry the accepted tokens.
         triggered (`(B,)` int64, or `None`): where the outcome is `RESAMPLED`, the token that passed; `None` if that
             is the drafted one of `chain`.
     """
 
     num_accepted: Tensor
     outcome: Tensor
-    law: Tensor | None
-    token: Tensor | None
-    chain: Tensor
+    law: Tensor | None = None
+    token: Tensor | None = None
+    chain: Tensor | None = None
     triggered: Tensor | None = None
+
+    @property
+    def lead(self) -> Tensor:
+        """`chain`, 0 where there is one chain only."""
+        return torch.zeros_like(self.num_accepted) if self.chain is None else self.chain
 
 
 def residual_law(p: Tensor, q: Tensor) -> Tensor:
@@ -47,88 +52,29 @@ def residual_law(p: Tensor, q: Tensor) -> Tensor:
         `(..., V)` probabilities; p itself where the residual's mass is within rounding of 0 (at most the dtype's eps):
         what is left there is noise, and a row is sent there with a chance of that size only.
     """
-    return _normalised_excess(p, q, p)
+    excess = (p - q).clamp_(min=0)
+    mass = excess.sum(-1, keepdim=True)
+    some = mass > torch.finfo(mass.dtype).eps
+    # Two scaled additions cost a third of a `torch.where` over the vocabulary.
+    return excess.mul_(torch.where(some, 1 / mass, 0.0)).addcmul_(p, (~some).to(mass.dtype))
 
 
-def accept_chain(
-    log_p: Tensor,
-    log_q: Tensor,
-    drafts: Tensor,
-    uniforms: Tensor,
-    *,
-    valid: Tensor | None = None,
-    triggers: Tensor | None = None,
-    penalty: float = 0.0,
-) -> Acceptance:
-    """Speculative sampling of one chain a row (arXiv 2211.17192, algorithm 1), with easd's triggers (2512.23765).
-
-    Token d stands iff u·q(d) < p(d). Without triggers the committed tokens follow p exactly.
-
-    Args:
-        log_p (`(B, γ+1, V)`): log-probabilities of the target at every drafted position and the one after; -inf is 0.
-        log_q (`(B, γ, V)`): log-probabilities that each drafted token was drawn from.
-        drafts (`(B, γ)` int64): drafted tokens.
-        uniforms (`(B, γ)`): draws from [0, 1).
-        valid (`(B, γ)` bool): tokens that were really drafted; at the first that was not, the row stops without a
-            test and its next token is from p. Default: all.
-        triggers (`(B, γ)` bool): positions where a token that passes the test is drawn again from p with the token's
-            own probability multiplied by `penalty`. Where that leaves no mass, the token stands. Default: none.
-        penalty (`float` in [0, 1]): 0 excludes the token, 1 is a plain draw from p.
-
-    Returns:
-        The `Acceptance`, with `law`.
-    """
-    gamma = drafts.shape[1]
-    index = drafts.unsqueeze(-1)
-    p_drafted = log_p[:, :gamma].gather(-1, index).squeeze(-1).exp()  # (B, γ)
-    q_drafted = log_q.gather(-1, index).squeeze(-1).exp()  # (B, γ)
-    passed = uniforms * q_drafted < p_drafted
-    if triggers is not None:
-        triggers = triggers & _has_mass(p_drafted, penalty)
-    num_accepted, outcome = _stop(passed, valid, triggers)
-    p = _rows(log_p, num_accepted).exp_()  # (B, V)
-    chain = torch.zeros_like(num_accepted)
-    if gamma == 0:
-        return Acceptance(num_accepted, outcome, p, None, chain)
-    last_tested = num_accepted.clamp(max=gamma - 1)
-    q = _rows(log_q, last_tested).exp_().mul_((outcome == RESIDUAL).unsqueeze(-1))  # (B, V)
-    token = None if triggers is None else drafts.gather(-1, last_tested.unsqueeze(-1))
-    return Acceptance(num_accepted, outcome, _next_law(p, q, outcome, token, penalty), None, chain)
+def drafted(law: Tensor, ids: Tensor) -> Tensor:
+    """Probability of each of `ids` (..., γ) under the log-probabilities `law` (..., >= γ, V) at its place."""
+    return law[..., : ids.shape[-1], :].gather(-1, ids.unsqueeze(-1)).squeeze(-1).exp()
 
 
-def accept_chain_greedy(
-    choices: Tensor,
-    drafts: Tensor,
-    *,
-    valid: Tensor | None = None,
-    triggers: Tensor | None = None,
-    log_p: Tensor | None = None,
-    penalty: float = 0.0,
-) -> Acceptance:
-    """Greedy acceptance of one chain a row: a token stands iff it is the target's choice.
-
-    Without triggers the committed tokens are those of greedy decoding.
+def next_law(log_p: Tensor, log_q: Tensor, num_accepted: Tensor, outcome: Tensor) -> Tensor:
+    """Law `(B, V)` of the token that follows what stands of one chain a row: [`residual_law`] where a token failed
+    the ordinary test, p elsewhere.
 
     Args:
-        choices (`(B, γ+1)` int64): argmax of the target's processed scores, after every drafted prefix.
-        drafts (`(B, γ)` int64): drafted tokens.
-        valid (`(B, γ)` bool): as for [`accept_chain`].
-        triggers (`(B, γ)` bool): as for [`accept_chain`]; the token drawn again is the argmax (the drafted one on a
-            tie).
-        log_p (`(B, γ+1, V)`): log-probabilities of the target; needed with `triggers` only.
-        penalty (`float` in [0, 1]): as for [`accept_chain`]; 1 never changes the output.
-
-    Returns:
-        The `Acceptance`, with `token`.
-
-    Raises:
-        ValueError: `triggers` without `log_p`.
+        log_p (`(B, γ+1, V)`), log_q (`(B, γ, V)`): as for [`accept_chains`].
+        num_accepted, outcome (`(B,)` int64): as [`stop`] gives them.
     """
-    num_accepted, outcome = _stop(drafts == choices[:, :-1], valid, _greedy_triggers(log_p, drafts, triggers, penalty))
-    token = choices.gather(-1, num_accepted.unsqueeze(-1)).squeeze(-1)
-    if triggers is not None and log_p is not None:
-        token = _next_choice(_rows(log_p, num_accepted).exp_(), token, outcome, penalty)
-    return Acceptance(num_accepted, outcome, None, token, torch.zeros_like(num_accepted))
+    rejected = (outcome == RESIDUAL).unsqueeze(-1)
+    q = rows_at(log_q, num_accepted.clamp(max=log_q.shape[1] - 1)).exp_().mul_(rejected)
+    return residual_law(rows_at(log_p, num_accepted).exp_(), q)
 
 
 def accept_chains(
@@ -139,7 +85,6 @@ def accept_chains(
     *,
     valid: Tensor | None = None,
     triggers: Tensor | None = None,
-    penalty: float = 0.0,
 ) -> Acceptance:
     """Exact multi-draft acceptance of N chains a row, drawn independently from q (recursive rejection sampling).
 
@@ -154,47 +99,38 @@ def accept_chains(
         uniforms (`(B, N, γ)`): draws from [0, 1).
         valid (`(B, N, γ)` bool): tokens that were really drafted. Where no chain that carries the prefix has one, the
             row stops without a test and its next token is from p. Must depend on the prefix alone. Default: all.
-        triggers (`(B, N, γ)` bool): as for [`accept_chain`], of the token that the rule accepted; read at the first
-            chain that carries the prefix. Default: none.
-        penalty (`float` in [0, 1]): as for [`accept_chain`].
+        triggers (`(B, N, γ)` bool): positions where a chain that passes the test stops all the same (easd); read at
+            the first chain that carries the token. Default: none.
 
     Returns:
-        The `Acceptance`, with `law`.
+        The `Acceptance`, with `law`; p where a trigger stopped the row.
     """
-    batch, num_chains, gamma = drafts.shape
-    if num_chains == 1 or gamma == 0:
-        flags = [None if mask is None else mask[:, 0] for mask in (valid, triggers)]
-        return accept_chain(
-            log_p[:, 0], log_q[:, 0], drafts[:, 0], uniforms[:, 0], valid=flags[0], triggers=flags[1], penalty=penalty
-        )
+    batch, _, gamma = drafts.shape
     nothing = drafts.new_zeros(batch)
     carries = torch.ones_like(drafts[:, :, 0], dtype=torch.bool)  # (B, N)
     goes, outcomes, leads, tokens, scales = [], [], [nothing], [], []
     for t in range(gamma):
-        p, q = _rows(log_p[:, :, t], leads[t]).exp_(), _rows(log_q[:, :, t], leads[t]).exp_()  # (B, V)
+        p, q = rows_at(log_p[:, :, t], leads[t]).exp_(), rows_at(log_q[:, :, t], leads[t]).exp_()  # (B, V)
         tested = carries if valid is None else carries & valid[:, :, t]
         hit, token, scale = _test_depth(p, q, drafts[:, :, t], uniforms[:, :, t], tested)
+        carries = tested & (drafts[:, :, t] == token.unsqueeze(-1))
+        leads.append(carries.long().argmax(-1))
         triggered = torch.zeros_like(hit)
         if triggers is not None:
-            p_token = p.gather(-1, token.unsqueeze(-1)).squeeze(-1)
-            marked = triggers[:, :, t].gather(-1, leads[t].unsqueeze(-1)).squeeze(-1)
-            triggered = hit & marked & _has_mass(p_token, penalty)
-        carries = tested & (drafts[:, :, t] == token.unsqueeze(-1))
+            triggered = hit & triggers[:, :, t].gather(-1, leads[-1].unsqueeze(-1)).squeeze(-1)
         goes.append(hit & ~triggered)
         outcomes.append(tested.any(-1).long() + triggered.long())
-        leads.append(carries.long().argmax(-1))
         tokens.append(token)
         scales.append(scale)
-    num_accepted = _leading(torch.stack(goes, -1))
+    num_accepted = leading(torch.stack(goes, -1))
     at, last_tested = num_accepted.unsqueeze(-1), num_accepted.clamp(max=gamma - 1).unsqueeze(-1)
     outcome = torch.stack([*outcomes, nothing], -1).gather(-1, at).squeeze(-1)
     chain = torch.stack(leads, -1).gather(-1, at).squeeze(-1)
     scale = torch.cat(scales, -1).gather(-1, last_tested) * (outcome == RESIDUAL).unsqueeze(-1)
-    p = _rows(log_p.flatten(1, 2), chain * (gamma + 1) + num_accepted).exp_()
-    q = _rows(log_q.flatten(1, 2), chain * gamma + last_tested.squeeze(-1)).exp_().mul_(scale)
-    stopped_at = None if triggers is None else torch.stack(tokens, -1).gather(-1, last_tested)
-    passed = None if stopped_at is None else stopped_at.squeeze(-1)
-    return Acceptance(num_accepted, outcome, _next_law(p, q, outcome, stopped_at, penalty), None, chain, passed)
+    p = rows_at(log_p.flatten(1, 2), chain * (gamma + 1) + num_accepted).exp_()
+    q = rows_at(log_q.flatten(1, 2), chain * gamma + last_tested.squeeze(-1)).exp_().mul_(scale)
+    stopped_at = None if triggers is None else torch.stack(tokens, -1).gather(-1, last_tested).squeeze(-1)
+    return Acceptance(num_accepted, outcome, residual_law(p, q), None, chain, stopped_at)
 
 
 def accept_chains_greedy(
@@ -203,8 +139,6 @@ def accept_chains_greedy(
     *,
     valid: Tensor | None = None,
     triggers: Tensor | None = None,
-    log_p: Tensor | None = None,
-    penalty: float = 0.0,
 ) -> Acceptance:
     """Greedy acceptance of N chains a row: the longest chain of the target's own choices stands.
 
@@ -215,34 +149,18 @@ def accept_chains_greedy(
         choices (`(B, N, γ+1)` int64): argmax of the target's processed scores, after every prefix of every chain.
         drafts (`(B, N, γ)` int64): drafted tokens.
         valid (`(B, N, γ)` bool): as for [`accept_chains`].
-        triggers (`(B, N, γ)` bool): as for [`accept_chain_greedy`].
-        log_p (`(B, N, γ+1, V)`): log-probabilities of the target; needed with `triggers` only.
-        penalty (`float` in [0, 1]): as for [`accept_chain_greedy`].
+        triggers (`(B, N, γ)` bool): as for [`accept_chains`].
 
     Returns:
-        The `Acceptance`, with `token`.
-
-    Raises:
-        ValueError: `triggers` without `log_p`.
+        The `Acceptance`, with `token`, the target's choice also where a trigger stopped the row.
     """
-    if drafts.shape[1] == 1:
-        flags = [None if mask is None else mask[:, 0] for mask in (valid, triggers)]
-        first_log_p = None if log_p is None else log_p[:, 0]
-        return accept_chain_greedy(
-            choices[:, 0], drafts[:, 0], valid=flags[0], triggers=flags[1], log_p=first_log_p, penalty=penalty
-        )
-    lengths, outcomes = _stop(
-        drafts == choices[..., :-1], valid, _greedy_triggers(log_p, drafts, triggers, penalty)
-    )  # (B, N)
+    lengths, outcomes = stop(drafts == choices[..., :-1], valid, triggers)  # (B, N)
     num_accepted, chain = lengths.max(-1)
     # Of the chains that carry the prefix one may have been tested where another was not drafted.
     outcome = (outcomes * (lengths == num_accepted.unsqueeze(-1))).amax(-1)
     positions = chain * choices.shape[-1] + num_accepted
-    passed = choices.flatten(1).gather(-1, positions.unsqueeze(-1)).squeeze(-1)
-    token = passed
-    if triggers is not None and log_p is not None:
-        token = _next_choice(_rows(log_p.flatten(1, 2), positions).exp_(), token, outcome, penalty)
-    return Acceptance(num_accepted, outcome, None, token, chain, None if triggers is None else passed)
+    token = choices.flatten(1).gather(-1, positions.unsqueeze(-1)).squeeze(-1)
+    return Acceptance(num_accepted, outcome, None, token, chain, None if triggers is None else token)
 
 
 def _test_depth(
@@ -271,26 +189,12 @@ def _test_depth(
     return passed.any(-1), token, s.gather(-1, turn[:, -1:])
 
 
-def _leading(flags: Tensor) -> Tensor:
+def leading(flags: Tensor) -> Tensor:
     """Number of True before the first False along the last dimension."""
     return flags.cumprod(-1).sum(-1)
 
 
-def _has_mass(p_drafted: Tensor, penalty: float) -> Tensor:
-    """Whether p keeps mass to draw from once the probability of one token is multiplied by `penalty`."""
-    return 1 - (1 - penalty) * p_drafted > torch.finfo(p_drafted.dtype).eps
-
-
-def _greedy_triggers(log_p: Tensor | None, drafts: Tensor, triggers: Tensor | None, penalty: float) -> Tensor | None:
-    if triggers is None:
-        return None
-    if log_p is None:
-        raise ValueError("log_p = None: triggers need the target's log-probabilities, a tensor")
-    p_drafted = log_p[..., :-1, :].gather(-1, drafts.unsqueeze(-1)).squeeze(-1).exp()
-    return triggers & _has_mass(p_drafted, penalty)
-
-
-def _stop(passed: Tensor, valid: Tensor | None, triggers: Tensor | None) -> tuple[Tensor, Tensor]:
+def stop(passed: Tensor, valid: Tensor | None, triggers: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Where each chain stops and why: number of accepted tokens and outcome, int64, reducing the last dimension.
 
     A chain that stops before its first undrafted position stopped at a test; if the ordinary tests alone would have
@@ -299,44 +203,15 @@ def _stop(passed: Tensor, valid: Tensor | None, triggers: Tensor | None) -> tupl
     if valid is None:
         limit: Tensor | int = passed.shape[-1]
     else:
-        limit, passed = _leading(valid), passed & valid
-    passing = _leading(passed)
+        limit, passed = leading(valid), passed & valid
+    passing = leading(passed)
     if triggers is None:
         return passing, (passing < limit).long()
-    num_accepted = _leading(passed & ~triggers)
+    num_accepted = leading(passed & ~triggers)
     return num_accepted, (num_accepted < limit).long() + (num_accepted < passing).long()
 
 
-def _next_law(p: Tensor, q: Tensor, outcome: Tensor, stopped_at: Tensor | None, penalty: float) -> Tensor:
-    """Law `(B, V)` of the next token, from p where each row stopped and q there, scaled to what the residual takes
-    away.
-
-    `stopped_at` `(B, 1)` is the token there, with triggers.
-    """
-    if stopped_at is None:
-        return _normalised_excess(p, q, p)
-    factor = 1 - (1 - penalty) * (outcome == RESAMPLED).unsqueeze(-1).to(p.dtype)
-    return _normalised_excess(p.scatter(-1, stopped_at, p.gather(-1, stopped_at) * factor), q, p)
-
-
-def _next_choice(p: Tensor, token: Tensor, outcome: Tensor, penalty: float) -> Tensor:
-    """Greedy counterpart of `_next_law`: `token` `(B,)` is the target's choice where the row stopped."""
-    index = token.unsqueeze(-1)
-    best, other = p.scatter(-1, index, -1.0).max(-1)
-    changed = (outcome == RESAMPLED) & (p.gather(-1, index).squeeze(-1) * penalty < best)
-    return torch.where(changed, other, token)
-
-
-def _normalised_excess(weights: Tensor, q: Tensor, otherwise: Tensor) -> Tensor:
-    """norm(max(weights - q, 0)), and `otherwise` in the rows where that is numerically empty."""
-    excess = (weights - q).clamp_(min=0)
-    mass = excess.sum(-1, keepdim=True)
-    some = mass > torch.finfo(mass.dtype).eps
-    # Two scaled additions cost a third of a `torch.where` over the vocabulary.
-    return excess.mul_(torch.where(some, 1 / mass, 0.0)).addcmul_(otherwise, (~some).to(mass.dtype))
-
-
-def _rows(x: Tensor, index: Tensor) -> Tensor:
+def rows_at(x: Tensor, index: Tensor) -> Tensor:
     """`x[b, index[b]]`, a copy `(B, V)` of `x` `(B, T, V)`; far cheaper on the CPU than indexing with two tensors."""
     batch, length = x.shape[:2]
     if batch > 1:

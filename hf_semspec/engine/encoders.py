@@ -12,7 +12,6 @@ from .model import compute_device, keeps_no_tensors
 from .request import Request
 from .sources import Encoded, Images, Positions, Source
 
-SCHEMES = ("lossless", "easd")
 PLAINLY = "decode plainly with generate(..., semspec=None) and without assistant_model"
 
 # Where the decoders of these families take their positions from, which decides how unequal rows share a batch.
@@ -57,7 +56,7 @@ def check_encoders(model: Any, draft: Any, scheme: Any) -> None:
                 "encoder: pass another draft"
             )
         return
-    if scheme.name not in SCHEMES:
+    if not scheme.reads_encoders:
         raise ValueError(
             f"{scheme.name} does not support encoder-decoders, and the target model {target_name} is one: use "
             f"lossless or easd, or {PLAINLY}"
@@ -100,7 +99,7 @@ def _check_same_inputs(model: Any, draft: Any) -> None:
 
 def raw_images(scheme: Any, model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The images among `generate`'s arguments, for a scheme that has a use for them."""
-    if scheme.name not in SCHEMES:
+    if not scheme.reads_encoders:
         return {}
     return {name: model_kwargs[name] for name in _IMAGES if model_kwargs.get(name) is not None}
 
@@ -123,7 +122,7 @@ class Sources:
         self.images: dict[str, Any] = {}
         self.draft_images: dict[str, Any] = {}
         self.repeats = 1
-        if request.scheme.name not in SCHEMES:
+        if not request.scheme.reads_encoders:
             return
         if request.model.config.is_encoder_decoder:
             self._take_states()

@@ -61,7 +61,7 @@ class Recorder:
         outcomes: list[int],
     ) -> None:
         """Take a block that the rows `live`, of `starts` new tokens each, have decided on; see [`calls.Block`]."""
-        rows, chain, draft = torch.arange(len(live), device=decision.chain.device), decision.chain, block.draft
+        rows, chain, draft = torch.arange(len(live), device=decision.outcome.device), decision.lead, block.draft
         log_p = block.scores[rows, chain].log_softmax(dim=-1)  # (rows, γ+1, vocabulary)
         numbers = log_p.new_full((len(live), 6, log_p.shape[1]), torch.nan)
         padded = [ids + [0] * (log_p.shape[1] - len(ids)) for ids in committed]

@@ -1,6 +1,6 @@
 """What one call of `generate` hands over, and what one round of it has scored."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class Block:
     """A scored block: γ drafts (none for a plain step) for each of `chains` chains of the live rows.
 
     Args:
+        rows: the live rows, indices into the caller's batch.
         draft: the drafted ids, and the law they came from if it was kept; `None` for a plain step.
         scores: (rows, chains, γ+1, vocabulary) float32, the target's processed scores.
         logits: the same before the processors; `None` unless the caller wants them.
@@ -49,10 +50,42 @@ class Block:
         broken: () bool, whether the target's scores hold nan or a row without mass.
     """
 
+    rows: list[int]
     draft: Draft | None
     scores: torch.Tensor
     logits: torch.Tensor | None
-    log_p: torch.Tensor | None
+    log_p: Any
     choices: torch.Tensor | None
-    uniforms: torch.Tensor | None
+    uniforms: Any
     broken: torch.Tensor
+
+    @property
+    def drafts(self) -> torch.Tensor:
+        """The drafted ids, (rows, chains, γ) int64."""
+        assert self.draft is not None
+        return self.draft.ids
+
+    @property
+    def log_q(self) -> Any:
+        """(rows, chains, γ, vocabulary), the law they were drawn from; `None` unless laws are kept."""
+        assert self.draft is not None
+        return self.draft.log_q
+
+    @property
+    def valid(self) -> torch.Tensor | None:
+        """(rows, chains, γ) bool, which of them were really drafted; `None` if all were."""
+        assert self.draft is not None
+        return self.draft.valid
+
+    def one_chain(self) -> "Block":
+        """The first chain alone, all shapes without the chains' dimension."""
+        names = ("scores", "logits", "log_p", "choices", "uniforms")
+        block: Block = _first_chain(self, names, draft=_first_chain(self.draft, ("ids", "valid", "log_q")))
+        return block
+
+
+def _first_chain(record: Any, names: tuple[str, ...], **others: Any) -> Any:
+    values = {name: getattr(record, name) for name in names}
+    return replace(
+        record, **others, **{name: None if value is None else value[:, 0] for name, value in values.items()}
+    )

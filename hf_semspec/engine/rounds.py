@@ -107,15 +107,15 @@ class Speculation:
             call.randomness.uniforms(*scores.shape[:2], width - 1) if call.sampling and draft is not None else None
         )
         broken = ~(peak > -torch.inf).all()
-        return Block(draft, scores, kept, log_p, choices, uniforms, broken)
+        return Block(list(self.live), draft, scores, kept, log_p, choices, uniforms, broken)
 
     def plain(self, block: Block) -> Acceptance:
         """The decision for a block without drafts: one token from the target."""
         none = torch.zeros(len(self.live), dtype=torch.long, device=self.call.device)
         if block.choices is not None:
-            return Acceptance(none, none + BONUS, None, block.choices[:, 0, 0], none)
+            return Acceptance(none, none + BONUS, None, block.choices[:, 0, 0])
         assert block.log_p is not None
-        return Acceptance(none, none + BONUS, block.log_p[:, 0, 0].exp(), None, none)
+        return Acceptance(none, none + BONUS, block.log_p[:, 0, 0].exp())
 
     def commit(self, block: Block, decision: Acceptance) -> None:
         """Append what was decided, cut rows where they end, and let ended rows leave the batch."""
@@ -166,7 +166,7 @@ class Speculation:
             token, _ = self.call.randomness.draw(decision.law)
         if block.draft is not None:
             broken = broken + 2 * block.draft.broken
-        head = (decision.num_accepted, decision.outcome, decision.chain, broken.expand_as(token), token)
+        head = (decision.num_accepted, decision.outcome, decision.lead, broken.expand_as(token), token)
         values = torch.stack(head, dim=1)
         if block.draft is not None:
             values = torch.cat((values, block.draft.ids.flatten(1)), dim=1)

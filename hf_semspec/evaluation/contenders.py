@@ -10,7 +10,8 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ..common.fields import bad_value, integer, listed, nearest
-from ..configuration import SCHEME_CONFIGS, SemSpecConfig, scheme_from_dict
+from ..configuration import SemSpecConfig, scheme_from_dict
+from ..schemes.table import SCHEMES
 
 TARGET, DRAFT, ASSISTED, BEST_OF, MAJORITY = "target", "draft", "assisted", "best_of", "majority"
 # Options that are no fields of `GenerationConfig`, with their defaults.
@@ -22,7 +23,7 @@ _OWN: dict[str, dict[str, Any]] = {
     MAJORITY: {"n": 4},
     "smc": {"vote": None},
 }
-KINDS = (TARGET, DRAFT, *SCHEME_CONFIGS, ASSISTED, BEST_OF, MAJORITY)
+KINDS = (TARGET, DRAFT, *SCHEMES, ASSISTED, BEST_OF, MAJORITY)
 VOTES = ("majority", "weighted")
 # What the run itself sets and reads, and what would end a text where the count of its tokens does not see it.
 _RESERVED = (
@@ -86,7 +87,7 @@ class Contender:
     @property
     def is_scheme(self) -> bool:
         """Whether it is one of the package's schemes."""
-        return self.kind in SCHEME_CONFIGS
+        return self.kind in SCHEMES
 
     @property
     def needs_draft(self) -> bool:

@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from ..common.json_files import read_object
-from ..configuration import SCHEME_CONFIGS, SemSpecConfig
+from ..configuration import SemSpecConfig
+from ..schemes.table import SCHEMES
 from .recipe import REQUIREMENT, call_arguments, export_recipe
 from .sidecar import Sidecar
 
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser, setting: Any) -> None:
     """
     parser.add_argument("folder", metavar="DIR", help="the folder to write; it may hold a model already")
     start = parser.add_mutually_exclusive_group()
-    start.add_argument("--scheme", choices=tuple(SCHEME_CONFIGS), help="the scheme (default: lossless)")
+    start.add_argument("--scheme", choices=tuple(SCHEMES), help="the scheme (default: lossless)")
     start.add_argument("--config", metavar="NAME", help="a folder or Hub id whose SemSpecConfig the recipe is to hold")
     parser.add_argument(
         "--set",

@@ -16,8 +16,6 @@ from ..drafts.vocabulary import check_vocabularies, vocabulary_size
 from ..engine.cache import ROLLBACK_LAYER_TYPES, text_config
 from ..engine.encoders import PLAINLY, check_encoders, decodes_encoded
 from ..engine.model import takes_masks
-from ..engine.text import find_tokenizer
-from ..schemes.semantic.segment import TEXT_USE
 
 # option -> the value (or a test of it) that means it is off
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -39,8 +37,6 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "cache_implementation": (None, "dynamic"),
     "return_legacy_cache": (None, False),
 }
-# Schemes that can use a draft with another tokenizer.
-_ANY_TOKENIZER = ("lossless", "easd", "parse")
 _IGNORED = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
 
@@ -77,11 +73,10 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         raise ValueError(
             "synced_gpus=True with more than one process is not supported: ranks make different numbers of forwards"
         )
-    if scheme.name == "smc":
-        _check_sampling(scheme, config)
+    scheme.check_call(model, config, mode_kwargs.get("tokenizer"))
     for role, one in (("target", model), ("draft", draft)):
         if one is not None:
-            _check_model(role, one, needs_masks=scheme.name != "parse")
+            _check_model(role, one, needs_masks=scheme.needs_masks)
     if getattr(scheme, "compile_draft", False):
         check_static(draft)
     if getattr(scheme, "num_chains", 1) > text_config(model).vocab_size:
@@ -90,25 +85,7 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         )
     if draft is not None:
         _check_tokenizers(model, draft, scheme, mode_kwargs)
-    if scheme.name == "semantic":
-        _check_semantic(scheme, model, config, mode_kwargs.get("tokenizer"))
     _warn_of_ignored(config)
-
-
-def _check_semantic(scheme: Any, model: Any, config: Any, tokenizer: Any) -> None:
-    """Refuse a scorer that lacks its probe or its tokenizer, and a residual that a greedy call has no use for."""
-    if scheme.reads_text:
-        find_tokenizer(model, tokenizer, TEXT_USE)
-    if scheme.scorer == "probe" and scheme.probe is None:
-        raise ValueError(
-            'scorer="probe" needs probe=..., the folder or Hub id of a trained probe: make one for this pair with '
-            'train_semantic_probe, or take a scorer without training, such as scorer="likelihood"'
-        )
-    if scheme.residual == "exact" and not config.do_sample:
-        raise ValueError(
-            'residual="exact" draws segments until one is kept, but do_sample is off: set do_sample=True, or take '
-            'residual="plain"'
-        )
 
 
 def _check_presence(scheme: Any, draft: Any, mode_kwargs: dict[str, Any]) -> None:
@@ -131,25 +108,12 @@ def _check_presence(scheme: Any, draft: Any, mode_kwargs: dict[str, Any]) -> Non
 def _check_tokenizers(model: Any, draft: Any, scheme: Any, mode_kwargs: dict[str, Any]) -> None:
     """Refuse a draft of another vocabulary under a scheme that cannot use it, or one that shares nothing."""
     tokenizers = mode_kwargs.get("tokenizer"), mode_kwargs.get("assistant_tokenizer")
-    foreign = check_vocabularies(model, draft, *tokenizers, allow_foreign=scheme.name in _ANY_TOKENIZER)
+    foreign = check_vocabularies(model, draft, *tokenizers, allow_foreign=scheme.other_tokenizers)
     by_token = getattr(scheme, "revise_with", scheme) is not None
     if foreign and getattr(scheme, "compile_draft", False):
         raise ValueError("compile_draft=True needs a draft with the target's tokenizer: leave it out")
     if foreign and by_token:
         shared_tokens(*tokenizers, vocabulary_size(model), vocabulary_size(draft))
-
-
-def _check_sampling(scheme: Any, config: Any) -> None:
-    if not config.do_sample:
-        raise ValueError(
-            'smc draws its particles, but do_sample is off: set "do_sample": true in the generation config, or use '
-            "the scheme lossless for greedy decoding"
-        )
-    if config.num_return_sequences > scheme.num_particles:
-        raise ValueError(
-            f"num_return_sequences={config.num_return_sequences} asks for more rows than num_particles="
-            f"{scheme.num_particles} has: raise num_particles"
-        )
 
 
 def _check_model(role: str, model: Any, needs_masks: bool) -> None:

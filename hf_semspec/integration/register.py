@@ -14,7 +14,7 @@ from ..configuration import scheme_from_dict
 from ..engine.encoders import RAW_IMAGES, raw_images
 from ..engine.outputs import open_records, publish
 from ..engine.request import Request
-from ..schemes import SCHEMES
+from ..schemes.table import SCHEMES
 from .options import check_options
 from .pipelines import load_assistant
 
@@ -133,7 +133,7 @@ def _semspec_decoding(
         trace=bool(getattr(generation_config, "trace", False)),
     )
     try:
-        output, stats = SCHEMES[scheme.name](request)
+        output, stats = SCHEMES[scheme.name].decode(request)
     except BaseException:
         if streamer is not None:
             streamer.end()

@@ -1,23 +1,41 @@
-"""The schemes: one file each, its `decode` reads like its algorithm box; none imports another."""
+"""The schemes, a folder each; none imports another. What a rule of one's own needs is here, too (see "Write your own
+scheme" in the docs)."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from ..common.fields import SchemeConfig, positive, within
+from ..engine.acceptance import BONUS, RESIDUAL, Acceptance, next_law, residual_law, stop
+from ..engine.request import Block
+from .easd.config import EASDConfig
+from .easd.decode import Rounds as EASDRounds
+from .lossless.config import LosslessConfig
+from .lossless.decode import Rounds as LosslessRounds
+from .parse.config import PARSEConfig
+from .parse.decode import decode as decode_parse
+from .semantic.config import SemanticConfig
+from .semantic.decode import decode as decode_semantic
+from .smc.config import SMCConfig
+from .smc.decode import decode as decode_smc
+from .table import SCHEMES, Scheme
+from .token_level import TokenLevelConfig, scheme
 
-from ..engine.outputs import DecodingStats
-from ..engine.request import Request
-from .easd import decode as easd
-from .lossless import decode as lossless
-from .parse import decode as parse
-from .revising import MakeReviser
-from .semantic import decode as semantic
-from .smc import decode as smc
+SCHEMES.update(
+    lossless=scheme(LosslessConfig, LosslessRounds),
+    easd=scheme(EASDConfig, EASDRounds),
+    parse=Scheme(PARSEConfig, decode_parse),
+    smc=Scheme(SMCConfig, decode_smc),
+    semantic=Scheme(SemanticConfig, decode_semantic),
+)
+BUILT_IN = frozenset(SCHEMES)
 
-TOKEN_LEVEL: dict[str, MakeReviser] = {"lossless": lossless.Rounds, "easd": easd.Rounds}
-SCHEMES: dict[str, Callable[[Request], tuple[Any, DecodingStats]]] = {
-    "lossless": lossless.decode,
-    "easd": easd.decode,
-    "parse": partial(parse.decode, revisers=TOKEN_LEVEL),
-    "smc": smc.decode,
-    "semantic": partial(semantic.decode, revisers=TOKEN_LEVEL),
-}
+__all__ = [
+    "BONUS",
+    "RESIDUAL",
+    "Acceptance",
+    "Block",
+    "SchemeConfig",
+    "TokenLevelConfig",
+    "next_law",
+    "positive",
+    "residual_law",
+    "stop",
+    "within",
+]

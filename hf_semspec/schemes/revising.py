@@ -1,49 +1,34 @@
-"""What may revise for `parse` and `semantic`: any token-level scheme."""
+"""The turn in which the target goes on where drafted text was dropped: by any token-level scheme."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
-from ..common.fields import bad_value, config_from_entry, listed
+from ..common.fields import SchemeConfig, bad_value, listed
 from ..engine.call import CallState
-from ..engine.outputs import DecodingStats
-from ..engine.rounds import Speculation
-from .easd.config import EASDConfig
-from .lossless.config import LosslessConfig
-
-TOKEN_LEVEL_CONFIGS: dict[str, type[LosslessConfig] | type[EASDConfig]] = {
-    "lossless": LosslessConfig,
-    "easd": EASDConfig,
-}
+from .table import SCHEMES, Rounds, config_from_entry, find
 
 
-def token_level(name: str, value: Any) -> LosslessConfig | EASDConfig | None:
-    """The token-level config that the option `name` asks for: `None`, a scheme's name, an entry or a config.
+def reviser_config(option: str, value: Any) -> Any:
+    """The token-level config that `option` asks for: `None`, a scheme's name, an entry or a config.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: it is none of these, or names a scheme that cannot revise.
     """
-    if value is None or isinstance(value, (LosslessConfig, EASDConfig)):
-        return value
-    if isinstance(value, Mapping):
-        nested: LosslessConfig | EASDConfig = config_from_entry(name, value, TOKEN_LEVEL_CONFIGS)
-        return nested
-    if isinstance(value, str) and value in TOKEN_LEVEL_CONFIGS:
-        return TOKEN_LEVEL_CONFIGS[value]()
-    raise bad_value(name, value, f"None, {listed(TOKEN_LEVEL_CONFIGS)}, a LosslessConfig or an EASDConfig")
+    names = [name for name, scheme in SCHEMES.items() if scheme.rounds is not None]
+    config = value
+    if isinstance(value, str) and value in names:
+        config = SCHEMES[value].config()
+    elif isinstance(value, Mapping):
+        config = config_from_entry(option, value)
+    if config is None or (isinstance(config, SchemeConfig) and config.name in names):
+        return config
+    raise bad_value(option, value, f"None, {listed(names)}, or the config of one of these")
 
 
-class Reviser(Protocol):
-    """Rounds of a token-level scheme, and what its record adds to the output."""
-
-    with_laws: bool
-
-    def run(self, state: Speculation) -> None:
-        """Rounds until no row of `state` is open."""
-
-    def attach(self, output: Any, stats: DecodingStats) -> None:
-        """Put the scheme's record on the output."""
-
-
-MakeReviser = Callable[[CallState, Any], Reviser]
+def make_rounds(call: CallState, config: Any) -> Rounds:
+    """Rounds for `call` of the scheme that `config` is of; for `None` those of plain decoding."""
+    make = find("lossless" if config is None else config.name).rounds
+    assert make is not None
+    return make(call, config)

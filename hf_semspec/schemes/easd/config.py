@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from ...common.fields import assign, bad_value, entry_of, integer, real, sampling_settings
-from ..token_level import check_chains
+from ...common.fields import assign, sampling_settings, within
+from ..token_level import ChainsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class EASDConfig:
+class EASDConfig(ChainsConfig):
     r"""
     Entropy-aware speculative decoding (arXiv 2512.23765).
 
@@ -47,6 +47,11 @@ class EASDConfig:
         calibrated_for (`dict`, *optional*):
             Sampling settings that the thresholds were calibrated under, some or all of `do_sample`, `temperature`,
             `top_k` and `top_p`. `None` means that the thresholds are not calibrated. Ours.
+        draft (`str`, *optional*, defaults to `"model"`):
+            As in [`LosslessConfig`]. What is looked up is certain, so no trigger stops it while
+            `draft_entropy_threshold` is above 0. Ours.
+        max_ngram (`int`, *optional*, defaults to 3):
+            As in [`LosslessConfig`].
         compile_draft (`bool`, *optional*, defaults to `False`):
             As in [`LosslessConfig`].
 
@@ -56,29 +61,15 @@ class EASDConfig:
 
     name: ClassVar[str] = "easd"
 
-    num_draft_tokens: int | Literal["auto"] = 5
-    num_chains: int = 1
     target_entropy_threshold: float = 1.0
     draft_entropy_threshold: float = 1.0
     overlap_threshold: float = 0.8
-    top_n: int = 10
-    penalty: float = 0.0
+    top_n: int = within(10, 1, 1000)
+    penalty: float = within(0.0, 0, 1)
     trigger: Literal["entropy", "random"] = "entropy"
-    trigger_rate: float = 0.0
+    trigger_rate: float = within(0.0, 0, 1)
     calibrated_for: dict[str, Any] | None = field(default=None, hash=False)
-    compile_draft: bool = False
 
     def __post_init__(self) -> None:
-        check_chains(self)
-        for name in ("target_entropy_threshold", "draft_entropy_threshold", "overlap_threshold"):
-            assign(self, name, real(name, getattr(self, name)))
-        for name in ("penalty", "trigger_rate"):
-            assign(self, name, real(name, getattr(self, name), highest=1.0))
-        assign(self, "top_n", integer("top_n", self.top_n, 1, 1000))
-        if not isinstance(self.trigger, str) or self.trigger not in ("entropy", "random"):
-            raise bad_value("trigger", self.trigger, '"entropy" or "random"')
+        super().__post_init__()
         assign(self, "calibrated_for", sampling_settings(self.calibrated_for))
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe entry `{"scheme": name, **fields}`, infinite numbers as `"inf"`; see [`scheme_from_dict`]."""
-        return entry_of(self)

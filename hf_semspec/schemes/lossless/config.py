@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
-from ...common.fields import assign, bad_value, entry_of, integer, listed
-from ..token_level import check_chains
-
-DRAFT_SOURCES = ("model", "ngram", "ngram+model")
+from ..token_level import ChainsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class LosslessConfig:
+class LosslessConfig(ChainsConfig):
     r"""
     Ordinary speculative sampling: the output follows the target's law exactly (arXiv 2211.17192, 2302.01318).
 
@@ -40,33 +37,3 @@ class LosslessConfig:
     """
 
     name: ClassVar[str] = "lossless"
-
-    num_draft_tokens: int | Literal["auto"] = 5
-    num_chains: int = 1
-    draft: Literal["model", "ngram", "ngram+model"] = "model"
-    max_ngram: int = 3
-    compile_draft: bool = False
-
-    def __post_init__(self) -> None:
-        check_chains(self)
-        if not isinstance(self.draft, str) or self.draft not in DRAFT_SOURCES:
-            raise bad_value("draft", self.draft, f"one of {listed(DRAFT_SOURCES)}")
-        assign(self, "max_ngram", integer("max_ngram", self.max_ngram, 1, 16))
-        if self.draft != "model" and self.num_chains > 1:
-            raise ValueError(
-                f'`num_chains` must be 1 with draft="{self.draft}", but is {self.num_chains}: there is one text to '
-                'look up in; draft="model" draws several chains.'
-            )
-        if self.draft == "ngram" and self.compile_draft:
-            raise ValueError(
-                '`compile_draft=True` is about the draft model, and draft="ngram" has none: leave it out.'
-            )
-        if self.draft == "ngram" and self.num_draft_tokens == "auto":
-            raise ValueError(
-                '`num_draft_tokens="auto"` weighs what the draft model costs, and draft="ngram" has none: give a '
-                "number."
-            )
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe entry `{"scheme": name, **fields}`; see [`scheme_from_dict`]."""
-        return entry_of(self)

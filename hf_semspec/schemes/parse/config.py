@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ...common.fields import assign, bad_value, boolean, entry_of, integer, listed, real
-from ..easd.config import EASDConfig
-from ..lossless.config import LosslessConfig
-from ..revising import token_level
-
-BOUNDARIES = ("first_fail", "longest", "cascade", "random")
+from ...common.fields import SchemeConfig, assign, bad_value, within
+from ..revising import reviser_config
+from ..token_level import TokenLevelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class PARSEConfig:
+class PARSEConfig(SchemeConfig):
     r"""
     Parallel prefix verification (arXiv 2605.04263).
 
@@ -64,8 +61,10 @@ class PARSEConfig:
     """
 
     name: ClassVar[str] = "parse"
+    other_tokenizers: ClassVar[bool] = True
+    needs_masks: ClassVar[bool] = False
 
-    segment_tokens: int = 48
+    segment_tokens: int = within(48, 1)
     accept_threshold: float = 0.9
     prefix_threshold: float = 0.7
     boundary: Literal["first_fail", "longest", "cascade", "random"] = "first_fail"
@@ -76,37 +75,24 @@ class PARSEConfig:
     )
     full_judge_prompt: str = "Is the answer above complete and correct? Reply with one word, {correct} or {incorrect}."
     labels: tuple[str, str] = ("Correct", "Incorrect")
-    revise_with: LosslessConfig | EASDConfig | None = field(default_factory=LosslessConfig)
+    revise_with: TokenLevelConfig | None = "lossless"  # type: ignore[assignment]
     draft_ngram: bool = False
-    max_redrafts: int = 0
-    max_packed_tokens: int = 8192
+    max_redrafts: int = within(0, 0, 64)
+    max_packed_tokens: int = within(8192, 1)
     compile_draft: bool = False
 
     def __post_init__(self) -> None:
-        assign(self, "segment_tokens", integer("segment_tokens", self.segment_tokens, 1))
-        assign(self, "max_redrafts", integer("max_redrafts", self.max_redrafts, 0, 64))
-        assign(self, "max_packed_tokens", integer("max_packed_tokens", self.max_packed_tokens, 1))
-        for name in ("accept_threshold", "prefix_threshold"):
-            assign(self, name, real(name, getattr(self, name)))
-        if not isinstance(self.boundary, str) or self.boundary not in BOUNDARIES:
-            raise bad_value("boundary", self.boundary, f"one of {listed(BOUNDARIES)}")
-        for name in ("single_pass", "draft_ngram", "compile_draft"):
-            assign(self, name, boolean(name, getattr(self, name)))
+        super().__post_init__()
         for name in ("judge_prompt", "full_judge_prompt"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value.strip():
-                raise bad_value(name, value, "a text that is not empty")
+            if not getattr(self, name).strip():
+                raise bad_value(name, getattr(self, name), "a text that is not empty")
         assign(self, "labels", _labels(self.labels))
-        assign(self, "revise_with", token_level("revise_with", self.revise_with))
+        assign(self, "revise_with", reviser_config("revise_with", self.revise_with))
         if self.revise_with is not None and self.revise_with.compile_draft:
             raise ValueError(
                 "`revise_with` must leave `compile_draft` off: one draft writes and revises, so set compile_draft of "
                 "parse itself."
             )
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe entry `{"scheme": name, **fields}`, `revise_with` nested; see [`scheme_from_dict`]."""
-        return entry_of(self)
 
 
 def _labels(value: Any) -> tuple[str, str]:

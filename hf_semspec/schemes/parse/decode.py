@@ -5,20 +5,14 @@ from typing import Any
 
 from ...engine.outputs import DecodingStats
 from ...engine.request import Request
-from ..revising import MakeReviser
 from .config import PARSEConfig
 from .rounds import Verification
 
 
-def decode(request: Request, revisers: dict[str, MakeReviser]) -> tuple[Any, DecodingStats]:
-    """Run one call of `generate`; the output carries verdicts, boundaries and kept tokens.
-
-    Args:
-        request: the call.
-        revisers: for each token-level scheme by name, what makes its rounds for a call and its config.
-    """
+def decode(request: Request) -> tuple[Any, DecodingStats]:
+    """Run one call of `generate`; the output carries verdicts, boundaries and kept tokens."""
     config: PARSEConfig = request.scheme
-    state = Verification(request, revisers)
+    state = Verification(request)
     for attempt in range(config.max_redrafts + 1):
         answers = state.write()  # 1. the draft writes a complete answer
         verdicts = state.judge(answers)  # 2., 3. c_i for the answer and its prefixes

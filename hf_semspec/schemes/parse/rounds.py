@@ -15,7 +15,7 @@ from ...engine.model import CachedModel, MappedModel
 from ...engine.outputs import DecodingStats
 from ...engine.request import Request
 from ...engine.rounds import Speculation, warn_of_low_acceptance
-from ..revising import MakeReviser
+from ..revising import make_rounds
 from .answers import AnswerWriter
 from .config import PARSEConfig
 from .judge import Answer, Judge, Verdict
@@ -26,19 +26,17 @@ from .prefixes import kept_prefix, monotonicity_violations, segment_ended
 class Verification:
     """One call, from the first answer to the output. The target's cache holds the open rows, in order."""
 
-    def __init__(self, request: Request, revisers: dict[str, MakeReviser]) -> None:
+    def __init__(self, request: Request) -> None:
         config: PARSEConfig = request.scheme
         self.config = config
         self.call = call = CallState(request)
         self.target = call.target()
         self.judges = Judge(call, self.target, config)
-        run = revisers["lossless"](call, None).run
+        run = make_rounds(call, None).run
         self.writer = AnswerWriter(call, run, config.draft_ngram)
         if first_clash(request.tokenizer, request.assistant_tokenizer) is not None:
             self.writer = TranslatingWriter(call, run, config.draft_ngram, self.judges.tokenizer)
-        self.reviser = revisers[config.revise_with.name if config.revise_with else "lossless"](
-            call, config.revise_with
-        )
+        self.reviser = make_rounds(call, config.revise_with)
         if call.batch > 1 and not (self.target.takes_masks and self.writer.model.takes_masks):
             raise ValueError(
                 "flash attention takes no 4-D mask, without which rows of unequal length cannot be told apart: pass "

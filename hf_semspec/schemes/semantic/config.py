@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ...common.fields import assign, bad_value, entry_of, integer, listed, real, shown
-from ..easd.config import EASDConfig
-from ..lossless.config import LosslessConfig
-from ..revising import token_level
+from ...common.fields import SchemeConfig, assign, shown, within
+from ...engine.text import find_tokenizer
+from ..revising import reviser_config
+from ..token_level import TokenLevelConfig
 
-SCORERS = ("probe", "sequence", "likelihood", "random", "none")
-FIRST_SEGMENTS = ("target", "draft")
-RESIDUALS = ("plain", "exact")
+TEXT_USE = "the scheme semantic tells segments by their text"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SemanticConfig:
+class SemanticConfig(SchemeConfig):
     r"""
     Acceptance of whole segments by probed meaning (SemanticSpec, arXiv 2602.03708; its released code is the source of
     what is not marked as ours).
@@ -81,9 +79,9 @@ class SemanticConfig:
 
     probe: str | None = None
     scorer: Literal["probe", "sequence", "likelihood", "random", "none"] = "probe"
-    accept_rate: float = 1.0
+    accept_rate: float = within(1.0, 0, 1)
     segment_stop: str | None = "\n\n"
-    max_segment_tokens: int = 500
+    max_segment_tokens: int = within(500, 1, 4096)
     first_segment: Literal["target", "draft"] = "target"
     top_k_accept: int = 0
     accept_floor: float = 0.0
@@ -91,33 +89,14 @@ class SemanticConfig:
     residual: Literal["plain", "exact"] = "plain"
     bonus: bool = True
     think_end: str | None = "</think>"
-    max_finish_tokens: int | None = None
-    revise_with: LosslessConfig | EASDConfig | None = None
+    max_finish_tokens: int | None = within(None, 1)
+    revise_with: TokenLevelConfig | None = None
     salvage: bool = True
-    revise_chunk: int = 16
+    revise_chunk: int = within(16, 1)
 
     def __post_init__(self) -> None:
-        for name in ("probe", "segment_stop", "think_end"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
-                raise bad_value(name, value, "None or a text that is not empty")
-        for name, choices in (("scorer", SCORERS), ("first_segment", FIRST_SEGMENTS), ("residual", RESIDUALS)):
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in choices:
-                raise bad_value(name, value, f"one of {listed(choices)}")
-        assign(self, "accept_rate", real("accept_rate", self.accept_rate, highest=1.0))
-        for name in ("accept_floor", "accept_ratio"):
-            assign(self, name, real(name, getattr(self, name)))
-        assign(self, "max_segment_tokens", integer("max_segment_tokens", self.max_segment_tokens, 1, 4096))
-        assign(self, "top_k_accept", integer("top_k_accept", self.top_k_accept, 0))
-        assign(self, "revise_chunk", integer("revise_chunk", self.revise_chunk, 1))
-        if self.max_finish_tokens is not None:
-            value = integer("max_finish_tokens", self.max_finish_tokens, 1, also=" or None")
-            assign(self, "max_finish_tokens", value)
-        for name in ("bonus", "salvage"):
-            if not isinstance(getattr(self, name), bool):
-                raise bad_value(name, getattr(self, name), "a bool")
-        assign(self, "revise_with", token_level("revise_with", self.revise_with))
+        super().__post_init__()
+        assign(self, "revise_with", reviser_config("revise_with", self.revise_with))
         if self.revise_with is not None and self.revise_with.compile_draft:
             raise ValueError("`revise_with` must leave `compile_draft` off: semantic reads the draft's hidden states.")
         if self.residual == "exact":
@@ -141,6 +120,17 @@ class SemanticConfig:
         """Whether segments are told by their text, for which a tokenizer is needed."""
         return self.segment_stop is not None or self.think_end is not None
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe entry `{"scheme": name, **fields}`, `revise_with` nested; see [`scheme_from_dict`]."""
-        return entry_of(self)
+    def check_call(self, model: Any, generation_config: Any, tokenizer: Any) -> None:
+        """Refuse a scorer that lacks its probe or its tokenizer, and a residual that a greedy call has no use for."""
+        if self.reads_text:
+            find_tokenizer(model, tokenizer, TEXT_USE)
+        if self.scorer == "probe" and self.probe is None:
+            raise ValueError(
+                'scorer="probe" needs probe=..., the folder or Hub id of a trained probe: make one for this pair with '
+                'train_semantic_probe, or take a scorer without training, such as scorer="likelihood"'
+            )
+        if self.residual == "exact" and not generation_config.do_sample:
+            raise ValueError(
+                'residual="exact" draws segments until one is kept, but do_sample is off: set do_sample=True, or take '
+                'residual="plain"'
+            )

@@ -5,18 +5,12 @@ from typing import Any
 
 from ...engine.outputs import DecodingStats
 from ...engine.request import Request
-from ..revising import MakeReviser
 from .rounds import SegmentRounds
 
 
-def decode(request: Request, revisers: dict[str, MakeReviser]) -> tuple[Any, DecodingStats]:
-    """Run one call of `generate`; the output carries the segments with their scores.
-
-    Args:
-        request: the call.
-        revisers: for each token-level scheme by name, what makes its rounds for a call and its config.
-    """
-    state = SegmentRounds(request, revisers)
+def decode(request: Request) -> tuple[Any, DecodingStats]:
+    """Run one call of `generate`; the output carries the segments with their scores."""
+    state = SegmentRounds(request)
     while state.running:
         draft = state.write()  # DRAFT: d_1..d_n from q to a segment stop, EOS or the cap
         if draft is not None:

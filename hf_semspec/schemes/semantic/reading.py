@@ -215,14 +215,14 @@ class Reading:
     logits: torch.Tensor | None
     broken: torch.Tensor
 
-    def block(self, draft: Draft, sampling: bool) -> Block:
+    def block(self, rows: list[int], draft: Draft, sampling: bool) -> Block:
         """What is to be committed of it, with the segments it was made of."""
         scores = self.scores
         if scores is None:
             scores = self.first[:, None, :1].expand(-1, draft.ids.shape[2] + 1, -1)  # only their number is looked at
         logits = None if self.logits is None else self.logits.unsqueeze(1)
         choices = None if sampling else self.choices.unsqueeze(1)
-        return Block(draft, scores.unsqueeze(1), logits, None, choices, None, self.broken)
+        return Block(rows, draft, scores.unsqueeze(1), logits, None, choices, None, self.broken)
 
 
 class Reader:

@@ -19,14 +19,14 @@ from ...engine.recorder import mark_segments
 from ...engine.request import Request
 from ...engine.rounds import warn_of_low_acceptance
 from ...engine.text import TokenTexts, find_tokenizer, no_texts
-from ..revising import MakeReviser
-from .config import SemanticConfig
+from ..revising import make_rounds
+from .config import TEXT_USE, SemanticConfig
 from .reading import CheckTurn, Reader, Reading, RowShelf, Turn, Writing
 from .records import Records
 from .residual import Residual
 from .rules import accepted, leading_matches, score_ratio
 from .scoring import Scorer
-from .segment import TEXT_USE, Segment
+from .segment import Segment
 
 DRAFT, REVISE, FINISH, ENDED = "draft", "revise", "finish", "ended"
 
@@ -36,10 +36,9 @@ class SegmentRounds:
 
     Args:
         request: the call.
-        revisers: for each token-level scheme by name, what makes its rounds for a call and its config.
     """
 
-    def __init__(self, request: Request, revisers: dict[str, MakeReviser]) -> None:
+    def __init__(self, request: Request) -> None:
         self.config: SemanticConfig = request.scheme
         self.call = call = CallState(request)
         config, batch = self.config, call.batch
@@ -59,9 +58,7 @@ class SegmentRounds:
             self.scorer.needs_features,
         )
         self.processors = Processors(request.processors).copies()
-        self.reviser = revisers[config.revise_with.name if config.revise_with else "lossless"](
-            call, config.revise_with
-        )
+        self.reviser = make_rounds(call, config.revise_with)
         self.drafting = call.tentative().stats
         self.no_drafts = NoDrafts()
         self.no_drafts.own_vocabulary = model.own_vocabulary  # so that ids the draft lacks are counted
@@ -177,12 +174,11 @@ class SegmentRounds:
             kept = leading_matches(reading.choices, reading.ids, counts)
         number = torch.where(ok, counts, kept)
         outcome = torch.where(ok, torch.full_like(number, BONUS), torch.full_like(number, RESIDUAL))
-        chain = torch.zeros_like(number)
         if not call.sampling:
             token = reading.choices.gather(1, number.unsqueeze(1)).squeeze(1)
-            return Acceptance(number, outcome, None, token, chain)
+            return Acceptance(number, outcome, token=token)
         law = functional.softmax(torch.where(ok.unsqueeze(1), reading.last, reading.first), dim=-1)
-        return Acceptance(number, outcome, law, None, chain)
+        return Acceptance(number, outcome, law)
 
     def redraw(self, draft: Draft, reading: Reading, decision: Acceptance) -> Reading:
         """With `residual="exact"`: where a segment fell the target writes until one is kept; then it reads again."""
@@ -209,7 +205,7 @@ class SegmentRounds:
             keep_states=not self.config.bonus,
             dictated=self.dictated,
         )
-        turn.commit(reading.block(draft, call.sampling), decision)
+        turn.commit(reading.block(rows, draft, call.sampling), decision)
         self.target.take(turn, turn.target_states, call.lengths(call.rows))
         goes_on = {*turn.live, *turn.paused}
         for i, row in enumerate(rows):

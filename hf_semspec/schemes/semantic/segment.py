@@ -1,7 +1,5 @@
 """Where a segment ends by its text, whatever tokens the text is made of."""
 
-TEXT_USE = "the scheme semantic tells segments by their text"
-
 
 class Segment:
     """A segment of one row that is being written.

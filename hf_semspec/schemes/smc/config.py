@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ...common.fields import assign, bad_value, boolean, entry_of, integer, listed, real
-from .weights import RESAMPLINGS, SELECTIONS
+from ...common.fields import SchemeConfig, positive, within
 
 
 @dataclass(frozen=True, kw_only=True)
-class SMCConfig:
+class SMCConfig(SchemeConfig):
     r"""
     Sequential Monte Carlo speculative decoding (arXiv 2604.15672).
 
@@ -49,13 +47,13 @@ class SMCConfig:
 
     name: ClassVar[str] = "smc"
 
-    num_particles: int = 8
-    num_draft_tokens: int = 8
-    ess_threshold: float = 0.5
+    num_particles: int = within(8, 1, 256)
+    num_draft_tokens: int = within(8, 1, 64)
+    ess_threshold: float = within(0.5, 0, 1)
     resampling: Literal["systematic", "multinomial", "stratified", "residual"] = "systematic"
-    power: float = 1.0
+    power: float = positive(1.0)
     select: Literal["sample", "best"] = "sample"
-    draft_temperature: float | None = None
+    draft_temperature: float | None = positive(None)
     compile_draft: bool = False
 
     def __post_init__(self) -> None:
@@ -64,47 +62,32 @@ class SMCConfig:
                 '`num_draft_tokens` must be an int in [1, 64] for smc, but is "auto": that follows the acceptance, '
                 "and smc accepts every drafted token."
             )
-        assign(self, "num_particles", integer("num_particles", self.num_particles, 1, 256))
-        assign(self, "num_draft_tokens", integer("num_draft_tokens", self.num_draft_tokens, 1, 64))
-        assign(self, "ess_threshold", real("ess_threshold", self.ess_threshold, highest=1.0))
-        assign(self, "compile_draft", boolean("compile_draft", self.compile_draft))
-        assign(self, "power", _positive("power", self.power))
-        if self.draft_temperature is not None:
-            assign(self, "draft_temperature", _positive("draft_temperature", self.draft_temperature, " or None"))
-        for name, allowed in (("resampling", RESAMPLINGS), ("select", SELECTIONS)):
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in allowed:
-                raise bad_value(name, value, f"one of {listed(allowed)}")
+        super().__post_init__()
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe entry `{"scheme": name, **fields}`; see [`scheme_from_dict`]."""
-        return entry_of(self)
+    @classmethod
+    def generation_defaults(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Sampling, and nothing cut off, where that is unset.
 
+        Raises:
+            ValueError: `do_sample=False`.
+        """
+        if given.get("do_sample") not in (None, True):
+            raise ValueError(
+                f"`do_sample` must be True for smc, which draws its particles, but is {given['do_sample']!r}: leave "
+                "it out, or decode greedily with the scheme lossless."
+            )
+        own = {"top_k": 0, "top_p": 1.0} | {name: value for name, value in given.items() if value is not None}
+        return {**given, "do_sample": True, "top_k": own["top_k"], "top_p": own["top_p"]}
 
-def sampling_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """`fields` of `GenerationConfig` with smc's defaults where they are unset: sampling, and nothing cut off.
-
-    Raises:
-        ValueError: `do_sample=False`.
-    """
-    if fields.get("do_sample") not in (None, True):
-        raise ValueError(
-            f"`do_sample` must be True for smc, which draws its particles, but is {fields['do_sample']!r}: leave it "
-            "out, or decode greedily with the scheme lossless."
-        )
-    given = {name: value for name, value in fields.items() if value is not None}
-    return {**fields, "do_sample": True, "top_k": given.get("top_k", 0), "top_p": given.get("top_p", 1.0)}
-
-
-def _positive(name: str, value: Any, also: str = "") -> float:
-    number = value if isinstance(value, bool) else _float(value)
-    if isinstance(number, bool) or number is None or not 0 < number < math.inf:
-        raise bad_value(name, value, f"a finite number > 0{also}")
-    return number
-
-
-def _float(value: Any) -> float | None:
-    try:
-        return real("value", value)
-    except ValueError:
-        return None
+    def check_call(self, model: Any, generation_config: Any, tokenizer: Any) -> None:
+        """Refuse greedy decoding, and more rows than there are particles."""
+        if not generation_config.do_sample:
+            raise ValueError(
+                'smc draws its particles, but do_sample is off: set "do_sample": true in the generation config, or '
+                "use the scheme lossless for greedy decoding"
+            )
+        if generation_config.num_return_sequences > self.num_particles:
+            raise ValueError(
+                f"num_return_sequences={generation_config.num_return_sequences} asks for more rows than num_particles="
+                f"{self.num_particles} has: raise num_particles"
+            )
