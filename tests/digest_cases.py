@@ -115,6 +115,7 @@ def probe() -> "tempfile.TemporaryDirectory[str]":
     texts = [{name: value[:, start:] for name, value in prompts(1).items()} for start in (0, 3)]
     options = {"num_continuations": 3, "max_prefixes": 3, "max_new_tokens": 12, "epochs": 8, "hidden": (8,)}
     options |= {"config": SemanticConfig(**SEGMENTS, scorer="none"), "tokenizer": tokens(), "progress": False}
+    options |= {"generation_config": transformers.GenerationConfig(**SAMPLED)}
     train_semantic_probe(model("llama"), draft_of("llama", "near"), texts, **options).save_pretrained(folder.name)
     return folder
 

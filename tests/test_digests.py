@@ -4,7 +4,6 @@ behaviour leaves all of it as it is.
 `python -m tests.test_digests --record` records every call anew.
 """
 
-import functools
 import hashlib
 import json
 import math
@@ -29,6 +28,8 @@ pytestmark = [
 FILE = Path(__file__).parent / "data" / "digests.json"
 RECORDS = ("triggers", "target_entropies", "draft_entropies", "verdicts", "boundaries", "kept_tokens", "segments")
 RECORDS += ("particles", "log_weights", "ess", "ancestors", "log_evidence", "sequence_log_weights")
+# These hold floats of float32 steps inside the models, which another vector width changes in the last digits.
+FLOATS = ("records", "scores", "cache", "trace")
 
 
 class Stream:
@@ -138,28 +139,29 @@ def environment() -> dict[str, Any]:
     }
 
 
-@functools.cache
 def recorded() -> dict[str, Any]:
-    """The file's cases; skips where it does not hold."""
-    content = json.loads(FILE.read_text(encoding="utf-8"))
+    """What the file holds; skips under other versions, whose draws and forwards may differ."""
+    content: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     here, there = environment(), content["environment"]
     for key in ("torch", "transformers"):
         if here[key] != there[key]:
             pytest.skip(f"tests/data/digests.json was recorded with {key} {there[key]}, and this is {here[key]}")
-    cases: dict[str, Any] = content["cases"]
-    return cases
+    return content
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_gives_what_it_gave(name: str) -> None:
-    expected, found = recorded()[name], digested(name)
+    content, found = recorded(), digested(name)
+    expected, there = content["cases"][name], content["environment"]
     assert found["sequences"] == expected["sequences"]
-    differ = [part for part, digest in expected["digests"].items() if found["digests"][part] != digest]
-    assert not differ, f"{name}: {', '.join(differ)} not as recorded for {json.loads(FILE.read_text())['environment']}"
+    same = there["machine"] == environment()["machine"]
+    compared = [part for part in expected["digests"] if same or part not in FLOATS]
+    differ = [part for part in compared if found["digests"][part] != expected["digests"][part]]
+    assert not differ, f"{name}: {', '.join(differ)} not as recorded under {there}"
 
 
 def test_every_recorded_call_is_made() -> None:
-    assert list(recorded()) == list(CASES)
+    assert list(recorded()["cases"]) == list(CASES)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_every_recorded_call_is_made() -> None:
     ],
 )
 def test_another_call_is_told_apart(name: str, changed: dict[str, Any]) -> None:
-    found, expected = digested(name, **changed), recorded()[name]
+    found, expected = digested(name, **changed), recorded()["cases"][name]
     assert found["sequences"] != expected["sequences"]
     assert all(found["digests"][part] != expected["digests"][part] for part in ("ids", "stats", "cache"))
 
