@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from .common.fields import SchemeConfig
 from .configuration import EASDConfig, SemanticConfig, SemSpecConfig, SMCConfig
 from .drafts.choose import asks_for_model
 from .drafts.load import load_draft
+from .schemes import BUILT_IN
 from .schemes.table import SCHEMES
 from .tools.comparison import PLAIN, Run, comparison_table, decode, encode, plain_config, verdicts_table
 from .tools.loading import DRAFT_HELP, MADE, device_by_name, dtype_by_name, load_named_draft, own_draft
@@ -34,9 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         `int`: 0, or 2 after an error of the user's input or installation, printed in one line.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser().parse_args(argv)
-    run: Callable[[argparse.Namespace, str], int] = arguments.run
     try:
+        _run_scheme_files(argv)  # first, for the parser knows the schemes by name
+        arguments = _parser().parse_args(argv)
+        run: Callable[[argparse.Namespace, str], int] = arguments.run
         return run(arguments, shlex.join(["hf-semspec", *argv]))
     except (ImportError, OSError, TypeError, ValueError) as error:
         print(f"hf-semspec: {error}", file=sys.stderr)
@@ -47,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hf-semspec", description="Speculative decoding behind generate().")
+    _add_scheme_file(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="SmolLM2-135M on three word problems, every scheme beside plain decoding")
@@ -85,7 +88,37 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluation_command.add_arguments(evaluate)
     evaluate.set_defaults(run=evaluation_command.execute)
+    for command_parser in (generate, trace, bench, advise, export, evaluate):
+        _add_scheme_file(command_parser)
     return parser
+
+
+def _add_scheme_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scheme-file",
+        action="append",
+        metavar="FILE.py",
+        help="run this file first, which registers a scheme of your own; may be repeated",
+    )
+
+
+def _run_scheme_files(argv: Sequence[str]) -> None:
+    """Run the files that `--scheme-file` names, once a process."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    _add_scheme_file(parser)
+    for name in parser.parse_known_args(argv)[0].scheme_file or ():
+        path = Path(name).resolve()
+        if str(path) in sys.modules:
+            continue
+        spec = importlib.util.spec_from_file_location(str(path), path)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"--scheme-file {name}: must be a file of Python, FILE.py")
+        module = sys.modules[str(path)] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[str(path)]
+            raise
 
 
 def _add_decoding(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +126,9 @@ def _add_decoding(parser: argparse.ArgumentParser) -> None:
     own = " (default: the demo's SmolLM2-135M and a copy of it)"
     parser.add_argument("--model", help="the target: a Hub id or a folder" + own)
     parser.add_argument("--draft", help=DRAFT_HELP + "; none with --set draft=ngram")
-    parser.add_argument("--scheme", default="lossless", choices=tuple(SCHEMES))
+    parser.add_argument(
+        "--scheme", default="lossless", metavar="NAME", help=", ".join(SCHEMES) + " (default lossless)"
+    )
     parser.add_argument("--prompt", required=True, help='the prompt; "-" reads it from standard input')
     parser.add_argument("--raw", action="store_true", help="pass the prompt as it is, without the chat template")
     parser.add_argument("--max-new-tokens", type=_positive, default=128, metavar="N")
@@ -137,7 +172,7 @@ def _demo(arguments: argparse.Namespace, command: str) -> int:
     )
     semantic = SemanticConfig(scorer="likelihood", segment_stop="\n")
     own: dict[str, SchemeConfig] = {"easd": easd, "smc": SMCConfig(num_particles=4), "semantic": semantic}
-    configs = {name: _config(own.get(name, name), arguments.max_new_tokens) for name in SCHEMES}
+    configs = {name: _config(own.get(name, name), arguments.max_new_tokens) for name in BUILT_IN}
     runs = {name: Run(name) for name in (PLAIN, *configs)}
     problems = PROBLEMS[: arguments.limit]
     # A few unmeasured tokens of each kind, so that no contender pays for the first use of a kernel.
@@ -272,7 +307,7 @@ def _describe(model: PreTrainedModel) -> str:
 
 
 def _console() -> Any:
-    if find_spec("rich") is None:
+    if importlib.util.find_spec("rich") is None:
         raise ImportError('The command line draws its tables with rich: pip install "hf-semspec[demo]"')
     from rich.console import Console
 

@@ -66,7 +66,7 @@ def chain_generator(
         "length": DraftLength(
             config.num_draft_tokens, lambda: weight_bytes(request.draft) / weight_bytes(request.model)
         ),
-        "chains": config.num_chains,
+        "chains": getattr(config, "num_chains", 1),
         "max_length": call.canvas.prompt_width + call.rules.room,
         "with_laws": with_laws or call.sampling or call.trace is not None,
         "device": call.device,

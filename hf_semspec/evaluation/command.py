@@ -11,12 +11,12 @@ from pathlib import Path
 from transformers.utils import logging
 
 from ..tools.loading import DRAFT_HELP
-from .contenders import KINDS
+from .contenders import kinds
 from .evaluate import evaluate
 from .tasks import TASKS
 
 SCHEMES_HELP = (
-    f"what decodes: {', '.join(KINDS)}; options after a colon, a name before an equals sign: "
+    f"what decodes: {', '.join(kinds())}; options after a colon, a name before an equals sign: "
     "mine=easd:penalty=1,trigger=random (default: target,draft,lossless)"
 )
 

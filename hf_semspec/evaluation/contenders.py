@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from ..common.fields import bad_value, integer, listed, nearest
 from ..configuration import SemSpecConfig, scheme_from_dict
-from ..schemes.table import SCHEMES
+from ..schemes.table import SCHEMES, find
 
 TARGET, DRAFT, ASSISTED, BEST_OF, MAJORITY = "target", "draft", "assisted", "best_of", "majority"
 # Options that are no fields of `GenerationConfig`, with their defaults.
@@ -23,13 +23,19 @@ _OWN: dict[str, dict[str, Any]] = {
     MAJORITY: {"n": 4},
     "smc": {"vote": None},
 }
-KINDS = (TARGET, DRAFT, *SCHEMES, ASSISTED, BEST_OF, MAJORITY)
 VOTES = ("majority", "weighted")
 # What the run itself sets and reads, and what would end a text where the count of its tokens does not see it.
 _RESERVED = (
     *("max_new_tokens", "max_length", "num_return_sequences", "return_dict_in_generate", "semspec"),
     *("stop_strings", "max_time", "eos_token_id", "pad_token_id"),
 )
+
+
+def kinds() -> tuple[str, ...]:
+    """What can decode: the models alone, every scheme, and stock's own ways."""
+    return (TARGET, DRAFT, *SCHEMES, ASSISTED, BEST_OF, MAJORITY)
+
+
 _OPENING, _CLOSING = "{[(", "}])"
 
 
@@ -39,7 +45,7 @@ class Contender:
 
     Args:
         name (`str`): unique within a run.
-        kind (`str`): one of `KINDS`.
+        kind (`str`): one of [`kinds`].
         options (`dict`, *optional*): fields of the scheme or of `GenerationConfig`, and the few options of
             contenders that are no schemes: `n` of `best_of` and `majority`, `num_draft_tokens` of `assisted`, `vote`
             of `smc`.
@@ -53,8 +59,11 @@ class Contender:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"unknown contender {self.kind!r}; {nearest(self.kind, KINDS)}")
+        if self.kind not in _OWN:
+            try:
+                find(self.kind)
+            except ValueError as error:
+                raise ValueError(f"unknown contender {self.kind!r}; {nearest(self.kind, kinds())} {error}") from None
         for name in _RESERVED:
             if name in self.options:
                 raise ValueError(f"contender {self.name!r}: {name} is the same for all contenders of a run")

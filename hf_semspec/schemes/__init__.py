@@ -24,7 +24,7 @@ SCHEMES.update(
     smc=Scheme(SMCConfig, decode_smc),
     semantic=Scheme(SemanticConfig, decode_semantic),
 )
-BUILT_IN = frozenset(SCHEMES)
+BUILT_IN = tuple(SCHEMES)
 
 __all__ = [
     "BONUS",
