@@ -25,7 +25,8 @@ class Case:
         fields: of the config.
         rows: of the batch.
         target, draft: names of the models, see `model` and `draft_of`.
-        given: what else there is: names in `GIVEN`, "stream" for a streamer, "turn" for a second call with the cache.
+        given: what else there is: names in `GIVEN`, "stream" for a streamer, "turn" for a second call with the cache,
+            which with "suffix" is given the new ids only.
     """
 
     fields: dict[str, Any]
@@ -49,6 +50,7 @@ def model(name: str) -> PreTrainedModel:
     kind, more = {
         "llama": (transformers.LlamaConfig, llama),
         "eager": (transformers.LlamaConfig, llama),
+        "deep": (transformers.LlamaConfig, llama | {"num_hidden_layers": 8}),
         "gemma3": (transformers.Gemma3TextConfig, llama | gemma),
         "gpt2": (transformers.GPT2Config, {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
         "t5": (transformers.T5Config, {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}),
@@ -70,6 +72,7 @@ def drawn(config: Any, attention: str, near: dict[str, torch.Tensor] | None = No
         for name, weight in made.named_parameters():
             if weight.dim() > 1:
                 scale = 2.0 if coded and ("embed" in name or "shared" in name) else 0.3
+                scale *= 0.3 if any(f"layers.{index}." in name for index in range(2, 8)) else 1
                 fresh = scale * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
                 weight.copy_(near[name][: len(weight)] + 0.1 * fresh if near else fresh)
     return made
@@ -77,10 +80,10 @@ def drawn(config: Any, attention: str, near: dict[str, torch.Tensor] | None = No
 
 @functools.cache
 def draft_of(target: str, kind: str) -> PreTrainedModel:
-    """A draft for the target: `near` it, and of a `small` or `foreign` vocabulary; or the target's first `layer`."""
+    """A draft for the target: `near` it, and of a `small` or `foreign` vocabulary; or the target's first `layer`s."""
     one = model(target)
     if kind == "layer":
-        return load_draft(one, layers=1)
+        return load_draft(one, layers=max(one.config.num_hidden_layers // 4, 1))
     config, weights = one.config.to_dict(), dict(one.state_dict())
     config["vocab_size"] = {"small": 80, "foreign": 90}.get(kind, VOCAB)
     if kind == "foreign":
@@ -89,16 +92,22 @@ def draft_of(target: str, kind: str) -> PreTrainedModel:
     return drawn(type(one.config)(**config), one.config._attn_implementation, weights)
 
 
+CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+
+
 @functools.cache
 def tokens(kind: str = "own") -> PreTrainedTokenizerFast:
-    """<pad>, <eos> and the printable ASCII characters, a token each; `foreign`: some of them, by other ids."""
+    """<pad>, <eos> and the printable ASCII characters, a token each; `foreign`: some of them, by other ids; `chat`:
+    with a chat template."""
     space = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     names = [space.pre_tokenize_str(chr(code))[0][0] for code in range(0x20, 0x7F)]
     names = ["<pad>", "<eos>", *(names[3:91] if kind == "foreign" else names)]
     core = Tokenizer(models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[]))
     core.pre_tokenizer, core.decoder = space, decoders.ByteLevel()
     special = {"pad_token": "<pad>", "eos_token": "<eos>"}
-    return PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False, **special)
+    made = PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False, **special)
+    made.chat_template = CHAT if kind == "chat" else None
+    return made
 
 
 @functools.cache
@@ -137,6 +146,7 @@ class Sevens(StoppingCriteria):
 
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "words": lambda: {"tokenizer": tokens()},
+    "chat": lambda: {"tokenizer": tokens("chat")},
     "foreign": lambda: {"tokenizer": tokens(), "assistant_tokenizer": tokens("foreign")},
     "parity": lambda: {"logits_processor": [Parity()]},
     "sevens": lambda: {"stopping_criteria": [Sevens()]},
@@ -179,7 +189,7 @@ CASES = {
     "lossless ngram sampled": Case({"draft": "ngram", **SAMPLED, "max_new_tokens": 40}, draft=None),
     "lossless ngram and model": Case({"draft": "ngram+model", **SAMPLED, **TRACE, "max_new_tokens": 40}),
     "lossless auto greedy": Case({"num_draft_tokens": "auto", **TRACE, "max_new_tokens": 40}),
-    "lossless auto sampled": Case({"num_draft_tokens": "auto", **SAMPLED}, draft="layer"),
+    "lossless auto sampled": Case({"num_draft_tokens": "auto", **SAMPLED}, target="deep", draft="layer"),
     "lossless compiled": Case({"compile_draft": True, **SAMPLED}),
     "lossless compiled chains": Case({"compile_draft": True, **THREE, **EOS}),
     "lossless foreign greedy": Case({**EOS, **TRACE}, draft="foreign", given=("foreign",)),
@@ -191,6 +201,7 @@ CASES = {
     "lossless layer": Case(SCORES, draft="layer"),
     "lossless three each": Case({**SAMPLED, **SCORES, "num_return_sequences": 3}),
     "lossless two turns": Case({**SAMPLED, **SCORES}, 1, given=("turn",)),
+    "lossless turn without text": Case({**SAMPLED, **RULES, **SCORES}, 1, given=("turn", "suffix")),
     "lossless stream": Case(SAMPLED, 1, given=("stream",)),
     "lossless windows": Case({**SAMPLED, **SCORES}, target="gemma3"),
     "lossless gpt2": Case({**EOS, **SCORES}, target="gpt2"),
@@ -218,6 +229,7 @@ CASES = {
     "parse redrafts": Case({**JUDGE, "max_redrafts": 2, **EOS, **SAMPLED, **SCORES, **TRACE}),
     "parse ngram": Case({**JUDGE, "draft_ngram": True, "max_redrafts": 1, **TRACE}),
     "parse packed": Case({**JUDGE, "max_packed_tokens": 40, "max_redrafts": 1}),
+    "parse chat": Case({**JUDGE, "max_packed_tokens": 60, **TRACE}, given=("chat",)),
     "parse foreign": Case({**JUDGE, **SAMPLED}, draft="foreign", given=("foreign",)),
     "parse compiled": Case({**JUDGE, "compile_draft": True, "max_redrafts": 1}),
     "parse rules": Case({**JUDGE, **RULES, **SCORES}, given=("parity", "sevens")),
@@ -248,6 +260,7 @@ CASES = {
     "smc two each": Case({**SMC, "num_return_sequences": 2, **EOS, **SCORES, **TRACE}),
     "smc criterion": Case({**SMC, "temperature": 0.8, "top_k": 40}, given=("sevens",)),
     "smc rules": Case({**SMC, **RULES, **EOS}, given=("parity",)),
+    "smc rules two each": Case({**SMC, **RULES, "num_return_sequences": 2, **SCORES}, given=("parity", "sevens")),
     "smc draft temperature": Case({**SMC, "draft_temperature": 1.5, "top_p": 0.95}),
     "smc compiled": Case({**SMC, "compile_draft": True}),
     "smc two turns": Case({**SMC, **SCORES}, 1, given=("turn", "stream")),
