@@ -23,9 +23,8 @@ from hf_semspec.bench import page as benchmarks
 from hf_semspec.drafts import vocabulary
 from hf_semspec.integration import options as compatibility
 from hf_semspec.tools.pages import marks
-
-from .encoder_models import encoder_decoder
-from .models import draft_of, prompts, tiny, tokenizer
+from tests.encoder_models import encoder_decoder
+from tests.models import draft_of, prompts, tiny, tokenizer
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModel, LogitsProcessor, LogitsProcessorList
 
-from .helpers import CACHE, EXACT, WEAK_DRAFTS, assisted, cache_of, exact, new_tokens, plain_rows, refuses
-from .models import PAD, draft_of, prompts, row_of, tiny
+from tests.helpers import CACHE, EXACT, WEAK_DRAFTS, assisted, cache_of, exact, new_tokens, plain_rows, refuses
+from tests.models import PAD, draft_of, prompts, row_of, tiny
 
 pytestmark = [WEAK_DRAFTS, pytest.mark.seam]
 
