@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import AutoModel, GenerationConfig, PreTrainedModel
 
 from hf_semspec import SemSpecConfig
-from tests.helpers import WEAK_DRAFTS, plain, refuses
-from tests.models import draft_of, prompts, tiny
+from tests.helpers import WEAK_DRAFTS, assisted, exact, plain, refuses
+from tests.models import draft_of, prompts, row_of, tiny
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
 
@@ -108,3 +108,16 @@ def test_the_calls_that_are_named_run() -> None:
         assert torch.equal(output, expected)
     looked_up = SemSpecConfig("lossless", draft="ngram", max_new_tokens=8)
     assert torch.equal(target.generate(**inputs, generation_config=looked_up), expected)
+
+
+def test_a_draft_without_a_head_is_refused() -> None:
+    target = tiny("llama")
+    body = AutoModel.from_config(target.config)
+    config = exact("lossless", max_new_tokens=4)
+    refuses(target, body, row_of(prompts((5,)), 0), "no language modeling head", generation_config=config)
+
+
+@pytest.mark.parametrize("draft", ["a name", ["a list"], object()], ids=["name", "list", "object"])
+def test_what_is_no_model_is_named(draft: Any) -> None:
+    with pytest.raises(ValueError, match=f"the draft model {type(draft).__name__} is no model"):
+        assisted(tiny("llama"), draft, prompts((5,)), max_new_tokens=4)

@@ -1,6 +1,7 @@
 """load_draft, the vocabulary checks, and the bytes a forward reads."""
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from hf_semspec.drafts import quantizations
 from hf_semspec.drafts.load import load_draft
 from hf_semspec.drafts.vocabulary import check_vocabularies, vocabulary_size
 from hf_semspec.drafts.weights import weight_bytes
-from tests.models import tiny, tokenizer
+from tests.helpers import EXACT, WEAK_DRAFTS, assisted, new_tokens, plain_rows
+from tests.models import draft_of, prompts, tiny, tokenizer
 
 IDS = torch.arange(2, 12)[None]
 
@@ -251,3 +253,19 @@ class TestWeightBytes:
         # Half a byte a weight, and one float32 scale for every block of 64.
         assert weight_bytes(draft) - dense == elements // 2 + 4 * (elements // 64)
         assert weight_bytes(double) < weight_bytes(draft)
+
+
+@WEAK_DRAFTS
+@pytest.mark.parametrize("kind", EXACT)
+def test_ui27_the_draft_is_never_moved_or_cast(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny("llama", 0)
+    draft = draft_of(target, "near")
+    inputs = prompts((3, 8))
+
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise AssertionError("the draft was moved or cast")
+
+    for name in ("to", "half", "float", "double", "bfloat16", "cpu", "cuda", "train", "requires_grad_"):
+        monkeypatch.setattr(draft, name, forbidden)
+    output = assisted(target, draft, inputs, kind, max_new_tokens=15)
+    assert torch.equal(new_tokens(output, inputs), plain_rows(target, inputs, max_new_tokens=15))

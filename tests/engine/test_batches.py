@@ -1,4 +1,4 @@
-"""Users' reports about batches and padding (their numbers are in the test names)."""
+"""Batches, rows that end apart, padding."""
 
 import functools
 from typing import Any
@@ -143,14 +143,3 @@ def test_ui39_padding_is_found_from_the_pad_id_where_no_mask_is_given() -> None:
     ids = {"input_ids": inputs["input_ids"]}
     output = assisted(target, draft_of(target, "near"), ids, max_new_tokens=12)
     assert torch.equal(output, plain(target, ids, max_new_tokens=12))
-
-
-@pytest.mark.parametrize("kind", EXACT)
-def test_one_token_prompt_and_no_input_at_all(kind: str) -> None:
-    target = tiny("llama", 2)
-    target.generation_config.bos_token_id = 3
-    draft = draft_of(target, "near")
-    assert torch.equal(
-        assisted(target, draft, prompts((1,)), kind, max_new_tokens=9), plain(target, prompts((1,)), max_new_tokens=9)
-    )
-    assert torch.equal(assisted(target, draft, {}, kind, max_new_tokens=9), plain(target, {}, max_new_tokens=9))

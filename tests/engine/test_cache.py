@@ -1,6 +1,4 @@
-"""Users' reports about caches: windows, rollback, chat turns (their numbers are in the test names)."""
-
-from typing import Any
+"""Caches: windows, rollback, and the cache that is returned."""
 
 import pytest
 import torch
@@ -8,19 +6,13 @@ from transformers import DynamicCache, Lfm2Config, Lfm2ForCausalLM, MambaConfig,
 
 from hf_semspec import SemSpecConfig
 from tests.helpers import (
-    CACHE,
     EXACT,
-    VERSION,
     WEAK_DRAFTS,
     Forwards,
     Recorder,
-    Version,
-    asked,
     assisted,
     cache_length,
     cache_of,
-    caught,
-    check_identities,
     new_tokens,
     plain,
     plain_rows,
@@ -155,121 +147,3 @@ def test_no_cache_is_built_that_nobody_asked_for() -> None:
         use_cache=False,
     )
     assert cache_of(output) is None
-
-
-def second_turn(first: Any, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """The text of the first turn and three more tokens, with the first turn's cache."""
-    rows = first.sequences.shape[0]
-    ids = torch.cat([first.sequences, torch.tensor([[11, 23, 31]]).expand(rows, -1)], dim=1)
-    mask = torch.ones_like(ids)
-    mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-@pytest.mark.parametrize("kind", EXACT)
-@pytest.mark.parametrize("lengths", [(5,), (3, 8, 6)])
-@pytest.mark.parametrize("turns", [(1, 0), (0, 1), (1, 1)])
-@pytest.mark.parametrize("shape", ["llama", "gemma3"])
-def test_ui38_chat_turns_with_a_filled_cache(
-    shape: str, turns: tuple[int, int], lengths: tuple[int, ...], kind: str
-) -> None:
-    target = tiny(shape, 3, attention="sdpa")
-    inputs = prompts(lengths, seed=3)
-    for name in ("near", "far"):
-        draft = draft_of(target, name)
-        # A cache without a window for every layer: what plain decoding can go on from after any turn.
-        call: dict[str, Any] = {CACHE: DynamicCache()}
-        for turn in turns:
-            given = call[CACHE]
-            expected = plain(target, inputs, max_new_tokens=10)
-            held = cache_length(given)
-            with Forwards(target) as spy:
-                fields = {"max_new_tokens": 10, "return_dict_in_generate": True}
-                if turn:
-                    output = assisted(target, draft, inputs, kind, num_draft_tokens=4, call=call, **fields)
-                    check_identities(output.stats, [10] * len(lengths))
-                else:
-                    output = plain(target, inputs, call=call, **fields)
-            assert torch.equal(output.sequences, expected), (name, turn)
-            # parse reads the draft's answer and its questions on the way.
-            more = 10 + asked(output) if turn and kind == "parse" else 4
-            assert spy.widths[0] <= inputs["input_ids"].shape[1] - held + more, "only what the cache lacks is fed"
-            assert cache_of(output) is given, "the caller's cache is extended in place"
-            assert cache_length(given) == expected.shape[1] - 1
-            inputs = second_turn(output, inputs)
-            call = {CACHE: given}
-        inputs = prompts(lengths, seed=3)
-
-
-@pytest.mark.parametrize("shape", ["mistral", "qwen3"])
-def test_ui38_a_cache_that_plain_decoding_made_with_windows(shape: str) -> None:
-    """Its sliding layers hold their last columns only; that must do."""
-    target = tiny(shape, 3, attention="sdpa")
-    inputs = prompts((12,), seed=3)
-    first = plain(target, inputs, max_new_tokens=10, return_dict_in_generate=True)
-    inputs = second_turn(first, inputs)
-    expected = plain(target, inputs, max_new_tokens=15)
-    output = assisted(target, draft_of(target, "near"), inputs, call={CACHE: cache_of(first)}, max_new_tokens=15)
-    assert torch.equal(output, expected)
-
-
-@pytest.mark.parametrize("kind", EXACT)
-def test_ui38_the_draft_never_gets_the_targets_cache(kind: str) -> None:
-    target = tiny("llama", 3)
-    draft = draft_of(target, "near")
-    inputs = prompts((6,), seed=3)
-    first = assisted(target, draft, inputs, kind, max_new_tokens=10, return_dict_in_generate=True)
-    given = cache_of(first)
-    with Forwards(draft) as spy:
-        assisted(target, draft, second_turn(first, inputs), kind, call={CACHE: given}, max_new_tokens=10)
-    assert spy.calls > 0
-    assert all(kwargs.get(CACHE) is not given for kwargs in spy.kwargs)
-    assert spy.shapes[0][1] >= 18, "the draft reads the whole text once"
-
-
-@pytest.mark.skipif(Version("5.8") > VERSION, reason="stock takes the whole text only")
-def test_ui38_only_the_new_tokens_may_be_passed() -> None:
-    target = tiny("llama", 3)
-    draft = draft_of(target, "near")
-    inputs = prompts((6,), seed=3)
-    first = plain(target, inputs, max_new_tokens=10, return_dict_in_generate=True)
-    whole = second_turn(first, inputs)
-    expected = plain(target, whole, max_new_tokens=12)[:, 19:]
-    suffix = {"input_ids": whole["input_ids"][:, 15:], "attention_mask": whole["attention_mask"]}
-    with caught() as messages:
-        output = assisted(target, draft, suffix, call={CACHE: cache_of(first)}, max_new_tokens=12)
-    assert torch.equal(output[:, 4:], expected)
-    assert len(messages) == 1
-
-
-def test_a_supplied_cache_is_as_it_was_after_an_error() -> None:
-    target = tiny("llama", 3)
-    draft = draft_of(target, "near")
-    inputs = prompts((6,), seed=3)
-    first = plain(target, inputs, max_new_tokens=10, return_dict_in_generate=True)
-    given = cache_of(first)
-    before = [(keys.clone(), values.clone()) for keys, values in states(given)]
-    calls = []
-
-    def fail(*_: Any) -> None:
-        calls.append(0)
-        if len(calls) == 7:
-            raise RuntimeError("stop here")
-
-    handle = draft.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="stop here"):
-        assisted(target, draft, second_turn(first, inputs), call={CACHE: given}, max_new_tokens=20)
-    handle.remove()
-    assert cache_length(given) == 15
-    for now, then in zip(states(given), before, strict=True):
-        assert torch.equal(now[0], then[0])
-        assert torch.equal(now[1], then[1])
-
-
-def test_a_filled_cache_with_several_sequences_is_refused_by_name() -> None:
-    target = tiny("llama", 3)
-    inputs = prompts((6,), seed=3)
-    first = plain(target, inputs, max_new_tokens=10, return_dict_in_generate=True)
-    config = SemSpecConfig("lossless", max_new_tokens=4, do_sample=True, num_return_sequences=2)
-    call = {CACHE: cache_of(first), "generation_config": config}
-    refuses(target, draft_of(target, "near"), second_turn(first, inputs), "num_return_sequences", **call)

@@ -1,9 +1,5 @@
-"""Users' reports about seeds, threads, ranks, training, other kinds of model (their numbers are in the test names)."""
+"""What a call takes from its surroundings and leaves there: generators, threads, models in training."""
 
-import os
-import socket
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -11,7 +7,7 @@ import pytest
 import torch
 
 from hf_semspec import SemSpecConfig
-from tests.helpers import EXACT, WEAK_DRAFTS, Forwards, assisted, exact, new_tokens, plain, plain_rows, refuses
+from tests.helpers import EXACT, WEAK_DRAFTS, Forwards, assisted, exact, new_tokens, plain_rows
 from tests.models import draft_of, prompts, tiny, tokenizer
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
@@ -50,19 +46,6 @@ def test_ui54_the_global_generator_moves_by_one_draw(kind: str, do_sample: bool)
     assert torch.equal(torch.get_rng_state(), expected)
 
 
-def test_ui54_a_generator_of_the_callers_own_is_refused_by_name() -> None:
-    target = tiny("llama", 0)
-    config = SemSpecConfig("lossless", max_new_tokens=4, do_sample=True)
-    refuses(
-        target,
-        draft_of(target, "near"),
-        prompts((4,)),
-        "generator",
-        generation_config=config,
-        generator=torch.Generator().manual_seed(0),
-    )
-
-
 def test_easd_in_exact_mode_is_lossless_bit_for_bit() -> None:
     for chains in (1, 3):
         fields = {"num_chains": chains, "num_draft_tokens": 4}
@@ -92,67 +75,6 @@ def test_ui55_threads_may_share_the_models(kind: str, name: str) -> None:
     for thread in threads:
         thread.join()
     assert all(torch.equal(*pair) for pair in zip(results, serial, strict=True))
-
-
-def test_ui56_inputs_embeds_are_refused_by_name() -> None:
-    target = tiny("llama", 0)
-    config = SemSpecConfig("lossless", max_new_tokens=4)
-    with torch.no_grad():
-        embeds = target.get_input_embeddings()(prompts((4,))["input_ids"])
-    mask = torch.ones(1, 4, dtype=torch.long)
-    for inputs in ({"inputs_embeds": embeds}, {"inputs_embeds": embeds, "attention_mask": mask}):
-        refuses(target, draft_of(target, "near"), inputs, "inputs_embeds", generation_config=config)
-
-
-def test_ui57_synced_gpus_with_one_process_changes_nothing() -> None:
-    target = tiny("llama", 0)
-    inputs = prompts((4,))
-    output = assisted(target, draft_of(target, "near"), inputs, call={"synced_gpus": True}, max_new_tokens=8)
-    assert torch.equal(output, plain(target, inputs, max_new_tokens=8))
-
-
-RANK = """
-import sys
-import torch
-from hf_semspec import SemSpecConfig
-from tests.helpers import refuses
-from tests.models import draft_of, prompts, tiny
-
-rank, port = int(sys.argv[1]), sys.argv[2]
-torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-target = tiny("llama", 0)
-config = SemSpecConfig("lossless", max_new_tokens=4 + 9 * rank)
-refuses(target, draft_of(target, "near"), prompts((4,)), "synced_gpus", generation_config=config, synced_gpus=True)
-"""
-
-
-def test_ui57_synced_gpus_with_more_processes_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tiny("llama", 0)
-    draft = draft_of(target, "near")
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
-    config = SemSpecConfig("lossless", max_new_tokens=4)
-    refuses(target, draft, prompts((4,)), "synced_gpus", generation_config=config, synced_gpus=True)
-
-
-@pytest.mark.grid
-def test_ui57_synced_gpus_with_two_real_processes_is_refused_in_both() -> None:
-    """Refused before the first collective call: no rank waits for the other."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen([*command, str(rank), port], env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    for process in ranks:
-        try:
-            _, errors = process.communicate(timeout=120)
-        finally:
-            process.kill()
-        assert process.returncode == 0, errors
 
 
 @pytest.mark.parametrize("kind", EXACT)

@@ -15,15 +15,7 @@ from hf_semspec import SemSpecConfig, record_stats
 from hf_semspec.drafts.weights import weight_bytes
 from hf_semspec.engine import encoders
 from tests.encoder_models import FAMILIES, encoder_decoder, one_of, sources, whisper
-from tests.helpers import (
-    CACHE,
-    TESTING,
-    WEAK_DRAFTS,
-    assisted,
-    first_occurrence,
-    plain,
-    states,
-)
+from tests.helpers import CACHE, TESTING, WEAK_DRAFTS, assisted, first_occurrence, plain, states
 from tests.models import DRAFTS, PAD, draft_of
 from tests.statistics import deviations
 

@@ -11,16 +11,7 @@ from transformers import LogitsProcessorList, SuppressTokensAtBeginLogitsProcess
 from hf_semspec import SemSpecConfig, record_stats
 from tests.encoder_models import FRAMES, encoder_decoder, sources, speech, whisper
 from tests.engine.test_encoder_decoders import LOGS, RAGGED, model, speaker
-from tests.helpers import (
-    CACHE,
-    TESTING,
-    VERSION,
-    WEAK_DRAFTS,
-    Forwards,
-    assisted,
-    exact,
-    plain,
-)
+from tests.helpers import CACHE, TESTING, VERSION, WEAK_DRAFTS, Forwards, assisted, exact, plain
 from tests.models import DRAFTS, draft_of, prompts, tiny
 
 pytestmark = [

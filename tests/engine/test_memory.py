@@ -1,5 +1,6 @@
 """What calls keep: nothing from one to the next, and within one little more than plain decoding does."""
 
+import copy
 import ctypes
 import gc
 import os
@@ -123,3 +124,33 @@ def test_a_call_needs_little_more_than_plain_decoding(kind: str, fields: dict[st
     if kind == "lossless":
         returned = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
         assert peak(lambda: run(**returned)) > allowed, "what is returned is counted too"
+
+
+def live_tensors() -> tuple[int, int]:
+    gc.collect()
+    tensors = [item for item in gc.get_objects() if type(item) in (torch.Tensor, torch.nn.Parameter)]
+    return len(tensors), sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.seam
+@pytest.mark.parametrize("kind", ["easd", "chains", "smc", "parse"])
+def test_ui53_nothing_outlives_a_call(kind: str) -> None:
+    target = tiny("llama", 2)
+    draft = draft_of(target, "near")
+    inputs = prompts((7, 3), seed=2)
+
+    def call() -> None:
+        assisted(target, draft, inputs, kind, max_new_tokens=4, output_scores=True, return_dict_in_generate=True)
+
+    call()
+    kept = [(set(vars(part)), set(vars(part.config)), part.generation_config.to_dict()) for part in (target, draft)]
+    settings = [copy.deepcopy(part.config.to_dict()) for part in (target, draft)]
+    before = live_tensors()
+    for _ in range(30):
+        call()
+    assert live_tensors() == before
+    assert kept == [
+        (set(vars(part)), set(vars(part.config)), part.generation_config.to_dict()) for part in (target, draft)
+    ]
+    assert settings == [part.config.to_dict() for part in (target, draft)]
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for part in (target, draft) for m in part.modules())

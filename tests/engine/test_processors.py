@@ -1,10 +1,16 @@
-"""Users' reports about penalties, constraints and broken numbers (their numbers are in the test names)."""
+"""Penalties, constraints, and processors that are shown, write into or return what they like."""
 
 from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, WatermarkingConfig
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    WatermarkingConfig,
+)
 
 from hf_semspec import SemSpecConfig
 from hf_semspec.engine.acceptance import entropy
@@ -199,3 +205,64 @@ def test_ui22_nan_from_the_draft_is_reported_by_name(kind: str, do_sample: bool)
         new_tokens(assisted(target, draft, inputs, kind, max_new_tokens=12), inputs),
         plain_rows(target, inputs, max_new_tokens=12),
     )
+
+
+class _Cast(LogitsProcessor):
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.to(self.dtype)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_processors_may_return_another_dtype(kind: str) -> None:
+    target = tiny("llama")
+    draft, inputs = draft_of(target, "near"), prompts((5, 3, 7))
+    call = {"logits_processor": LogitsProcessorList([_Cast(torch.float64)])}
+    output = assisted(target, draft, inputs, kind, call=call, max_new_tokens=16)
+    assert torch.equal(new_tokens(output, inputs), plain_rows(target, inputs, max_new_tokens=16))
+
+
+class Careless(LogitsProcessor):
+    """Writes into the scores it is given and reshapes both arguments in place, as plain decoding lets it."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert input_ids.view(-1).shape[0] == input_ids.numel()
+        scores.view(-1)[::7] -= 1.0
+        scores[:, 5] = -torch.inf
+        return scores
+
+
+class KeepsLast(StoppingCriteria):
+    """Ends a row when two tokens in a row are congruent modulo 5, from a tensor it kept of the call before."""
+
+    def __init__(self) -> None:
+        self.before: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        input_ids.view(-1)
+        kept, self.before = self.before, input_ids
+        if kept is None or kept.shape[1] != input_ids.shape[1] - 1:
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+        return (kept[:, -1] % 5 == input_ids[:, -1] % 5) & (input_ids[:, -1] != kept[:, -1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", EXACT)
+def test_callables_may_write_into_scores_and_keep_what_they_saw(kind: str, dtype: torch.dtype) -> None:
+    target = tiny("llama", 4, attention="sdpa", dtype=dtype)
+    draft = draft_of(target, "near")
+    for lengths in ((6,), (3, 7)):
+        inputs = prompts(lengths, seed=4)
+        call = {"logits_processor": LogitsProcessorList([Careless()])}
+        expected = plain(target, inputs, call=call, max_new_tokens=18)
+        assert torch.equal(assisted(target, draft, inputs, kind, call=call, max_new_tokens=18), expected)
+    inputs = prompts((6,), seed=4)
+    outputs = []
+    for run in (plain, assisted):
+        models = (target,) if run is plain else (target, draft)
+        call = {"stopping_criteria": StoppingCriteriaList([KeepsLast()])}
+        outputs.append(run(*models, inputs, call=call, max_new_tokens=40))
+    assert torch.equal(*outputs)
+    assert outputs[0].shape[1] < 46

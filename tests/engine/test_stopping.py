@@ -1,4 +1,4 @@
-"""Users' reports about where a call ends (their numbers are in the test names)."""
+"""Where a call ends."""
 
 import functools
 import threading

@@ -1,5 +1,9 @@
 """What the schemes cannot do is refused by name, before any forward, and leaves plain decoding as it was."""
 
+import os
+import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -7,7 +11,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, StaticCache, SynthIDTextWatermarkingConfig
 
 from hf_semspec import SemSpecConfig
-from tests.helpers import CACHE, MARKS_CACHES, WEAK_DRAFTS, assisted, plain, refuses
+from tests.helpers import CACHE, MARKS_CACHES, WEAK_DRAFTS, assisted, exact, plain, refuses
 from tests.models import draft_of, prompts, tiny
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
@@ -122,3 +126,73 @@ def test_an_empty_cache_object_is_no_obstacle() -> None:
     output = assisted(target, draft_of(target, "near"), inputs, call={CACHE: cache}, max_new_tokens=6)
     assert torch.equal(output, plain(target, inputs, max_new_tokens=6))
     assert not MARKS_CACHES or cache.get_seq_length() == 9
+
+
+def test_more_chains_than_ids_are_refused() -> None:
+    target = tiny("llama", vocab=16)
+    config = exact("lossless", num_chains=17, max_new_tokens=4)
+    refuses(target, target, prompts((5,), vocab=16), "num_chains=17", generation_config=config)
+
+
+def test_ui54_a_generator_of_the_callers_own_is_refused_by_name() -> None:
+    target = tiny("llama", 0)
+    config = SemSpecConfig("lossless", max_new_tokens=4, do_sample=True)
+    refuses(
+        target,
+        draft_of(target, "near"),
+        prompts((4,)),
+        "generator",
+        generation_config=config,
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def test_ui57_synced_gpus_with_one_process_changes_nothing() -> None:
+    target = tiny("llama", 0)
+    inputs = prompts((4,))
+    output = assisted(target, draft_of(target, "near"), inputs, call={"synced_gpus": True}, max_new_tokens=8)
+    assert torch.equal(output, plain(target, inputs, max_new_tokens=8))
+
+
+RANK = """
+import sys
+import torch
+from hf_semspec import SemSpecConfig
+from tests.helpers import refuses
+from tests.models import draft_of, prompts, tiny
+
+rank, port = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+target = tiny("llama", 0)
+config = SemSpecConfig("lossless", max_new_tokens=4 + 9 * rank)
+refuses(target, draft_of(target, "near"), prompts((4,)), "synced_gpus", generation_config=config, synced_gpus=True)
+"""
+
+
+def test_ui57_synced_gpus_with_more_processes_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny("llama", 0)
+    draft = draft_of(target, "near")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+    config = SemSpecConfig("lossless", max_new_tokens=4)
+    refuses(target, draft, prompts((4,)), "synced_gpus", generation_config=config, synced_gpus=True)
+
+
+@pytest.mark.grid
+def test_ui57_synced_gpus_with_two_real_processes_is_refused_in_both() -> None:
+    """Refused before the first collective call: no rank waits for the other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", RANK]
+    ranks = [
+        subprocess.Popen([*command, str(rank), port], env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for process in ranks:
+        try:
+            _, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+        assert process.returncode == 0, errors

@@ -1,15 +1,12 @@
-"""easd as users see it: what it records, what it leaves alone, and the calibration of its thresholds."""
+"""easd as users see it: what it records, and what it leaves alone."""
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
 
-from hf_semspec import EASDConfig, SemSpecConfig, calibrate_easd
+from hf_semspec import EASDConfig, SemSpecConfig
 from hf_semspec.engine.acceptance import entropy
 from tests.helpers import WEAK_DRAFTS, new_tokens, plain_rows
 from tests.models import draft_of, prompts, row_of, tiny
@@ -107,35 +104,6 @@ def test_random_triggers_come_at_their_rate_and_leave_other_draws_alone() -> Non
     assert torch.equal(lossless.sequences, never.sequences)
 
 
-def test_calibration_returns_a_config_that_triggers_at_its_percentile(tmp_path: Path) -> None:
-    model = tiny("llama", 4, initializer_range=0.15)
-    draft, inputs = draft_of(model, "near"), prompts((5, 8, 3), seed=4)
-    rows = [row_of(inputs, row) for row in range(3)]
-    base = EASDConfig(num_draft_tokens=3, overlap_threshold=0.0)
-    calibration = calibrate_easd(model, draft, rows, 60, config=base, max_new_tokens=24, progress=False)
-    report = json.loads(json.dumps(calibration.report))
-    assert report["positions"] == len(calibration.target_entropies) > 20
-    below = (calibration.target_entropies <= calibration.config.target_entropy_threshold).double().mean()
-    assert float(below) == pytest.approx(0.6, abs=0.05)
-    assert calibration.config.num_draft_tokens == 3
-    assert calibration.config.calibrated_for == report["sampling"]
-    config = SemSpecConfig(calibration.config, max_new_tokens=24, return_dict_in_generate=True)
-    config.save_pretrained(tmp_path)
-    assert SemSpecConfig.from_pretrained(tmp_path).scheme_config == calibration.config
-    assert model.generate(**inputs, assistant_model=draft, generation_config=config).stats.triggered > 0
-    calibration.plot(tmp_path / "entropies.png")
-    assert (tmp_path / "entropies.png").stat().st_size > 1000
-
-
-def test_calibration_takes_every_setting_it_is_given() -> None:
-    model = tiny("llama", 4)
-    row = row_of(prompts((5,)), 0)
-    settings = GenerationConfig(do_sample=True, top_k=3, suppress_tokens=list(range(5, 97)))
-    calibration = calibrate_easd(model, model, [row], generation_config=settings, max_new_tokens=12, progress=False)
-    assert calibration.config.calibrated_for == {"do_sample": True, "temperature": 1.0, "top_k": 3, "top_p": 1.0}
-    assert float(calibration.target_entropies.max()) <= math.log(3) + 1e-6
-
-
 def test_other_sampling_settings_than_the_calibrated_ones_warn_once() -> None:
     model = tiny("llama", 5)
     inputs = prompts((5,))
@@ -146,20 +114,3 @@ def test_other_sampling_settings_than_the_calibrated_ones_warn_once() -> None:
             run(model, model, inputs, config, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
     assert len(caught) == 1
     run(model, model, inputs, config, **settings)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"percentile": 101}, "percentile=101"),
-        ({"prompts": []}, "prompts is empty"),
-        ({"prompts": ["text"]}, "tokenizer=None"),
-        ({"prompts": [3]}, "prompts holds a int"),
-        ({"max_new_tokens": 1}, "max_new_tokens=1"),
-    ],
-)
-def test_bad_calibration_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
-    model = tiny("llama", 6)
-    values: dict[str, Any] = {"prompts": [row_of(prompts((4,)), 0)], "progress": False, **arguments}
-    with pytest.raises(ValueError, match=message):
-        calibrate_easd(model, model, **values)

@@ -4,12 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    DynamicCache,
-    LogitsProcessor,
-    LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
-)
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from hf_semspec import LosslessConfig
 from tests.engine.test_processors import ForceAt, parity

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from hf_semspec import SemSpecConfig
 from hf_semspec.engine.cache import RaggedCache
@@ -16,13 +14,7 @@ from hf_semspec.schemes.smc.population import Population
 from hf_semspec.schemes.smc.weights import RESAMPLINGS
 from tests import reference
 from tests.engine.test_host_reads import HostReads
-from tests.helpers import (
-    WEAK_DRAFTS,
-    Forwards,
-    Inputs,
-    check_identities,
-    new_tokens,
-)
+from tests.helpers import WEAK_DRAFTS, Forwards, Inputs, check_identities, new_tokens
 from tests.models import PAD, draft_of, prompts, tiny
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS, pytest.mark.filterwarnings("ignore:of .* particles hardly more")]

@@ -4,24 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
 from hf_semspec import SemSpecConfig
-from tests.helpers import (
-    WEAK_DRAFTS,
-    Forwards,
-    Recorder,
-    RowLengths,
-    caught,
-    check_identities,
-    plain,
-    refuses,
-)
+from tests.helpers import WEAK_DRAFTS, Forwards, Recorder, RowLengths, caught, check_identities, plain, refuses
 from tests.models import PAD, VOCAB, draft_of, prompts, tiny, tokenizer
 from tests.schemes.smc.test_decode import Laws, lengths_of, pair, sample
 

@@ -6,18 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from hf_semspec import SMCConfig
 from hf_semspec.schemes.smc import decode as smc
 from hf_semspec.schemes.smc import weights as particles
-from tests.helpers import (
-    WEAK_DRAFTS,
-    Inputs,
-    new_tokens,
-)
+from tests.helpers import WEAK_DRAFTS, Inputs, new_tokens
 from tests.models import draft_of, tiny
 from tests.schemes.smc.test_decode import Laws, sample
 
