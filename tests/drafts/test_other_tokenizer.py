@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from hf_semspec import SemSpecConfig
 from hf_semspec.drafts.other_tokenizer import ForeignGenerator, ForeignModel, encode_after, shared_tokens, spellings
 from hf_semspec.drafts.vocabulary import first_clash
+from tests.enumerated import cells, joint, law_of_next
 from tests.helpers import (
     TESTING,
     WEAK_DRAFTS,
@@ -27,7 +28,6 @@ from tests.helpers import (
     refuses,
 )
 from tests.models import DRAFTS, PAD, VOCAB, draft_of, prompts, tiny, tokenizer
-from tests.schemes.test_sampling_calls import cells, joint, law_of_next
 from tests.statistics import deviations
 
 pytestmark = WEAK_DRAFTS

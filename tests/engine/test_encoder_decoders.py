@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from hf_semspec import SemSpecConfig, record_stats
 from hf_semspec.drafts.weights import weight_bytes
 from hf_semspec.engine import encoders
-from tests.encoder_models import FAMILIES, encoder_decoder, one_of, sources, whisper
+from tests.encoder_models import FAMILIES, RAGGED, encoder_decoder, model, one_of, sources
 from tests.helpers import CACHE, TESTING, WEAK_DRAFTS, assisted, first_occurrence, plain, states
 from tests.models import DRAFTS, PAD, draft_of
 from tests.statistics import deviations
@@ -25,11 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The target scores"),
 ]
 
-model = functools.cache(encoder_decoder)
-speaker = functools.cache(whisper)
 KINDS = ("t5", "bart")  # a decoder that knows distances, and one that counts its cache
-RAGGED = (4, 9, 6)
-LOGS = pytest.mark.deprecated  # Whisper's own generate logs a deprecation of what it calls itself
 
 
 def plain_rows(target: PreTrainedModel, inputs: dict[str, torch.Tensor], **fields: Any) -> torch.Tensor:

@@ -9,8 +9,7 @@ from packaging.version import Version
 from transformers import LogitsProcessorList, SuppressTokensAtBeginLogitsProcessor, WhisperForCausalLM
 
 from hf_semspec import SemSpecConfig, record_stats
-from tests.encoder_models import FRAMES, encoder_decoder, sources, speech, whisper
-from tests.engine.test_encoder_decoders import LOGS, RAGGED, model, speaker
+from tests.encoder_models import FRAMES, LOGS, RAGGED, encoder_decoder, model, sources, speaker, speech, whisper
 from tests.helpers import CACHE, TESTING, VERSION, WEAK_DRAFTS, Forwards, assisted, exact, plain
 from tests.models import DRAFTS, draft_of, prompts, tiny
 

@@ -14,6 +14,7 @@ from transformers import (
 
 from hf_semspec import SemSpecConfig
 from hf_semspec.engine.acceptance import entropy
+from tests.callbacks import ForceAt, parity
 from tests.helpers import EXACT, SINGLE, WEAK_DRAFTS, assisted, check_identities, new_tokens, plain, plain_rows
 from tests.models import VOCAB, draft_of, prompts, tiny
 
@@ -61,27 +62,6 @@ def test_ui19_penalties_in_sampling_leave_no_repeated_token() -> None:
         )
         for row in new_tokens(output, inputs).tolist():
             assert len(set(row)) == 20, kind
-
-
-class ForceAt(LogitsProcessor):
-    """Leaves only `token` once a row has `width` columns."""
-
-    def __init__(self, width: int, token: int) -> None:
-        self.width, self.token = width, token
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if input_ids.shape[1] != self.width:
-            return scores
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, self.token] = 0.0
-        return forced
-
-
-def parity(batch_id: int, input_ids: torch.Tensor) -> list[int]:
-    """Row 0 may write even ids, row 1 odd ones, row 2 those that follow from its last token."""
-    if batch_id == 2:
-        return list(range(2 + int(input_ids[-1]) % 7, VOCAB, 7))
-    return list(range(2 + batch_id, VOCAB, 2))
 
 
 @pytest.mark.parametrize("kind", EXACT)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
+from tests.callbacks import OnToken
 from tests.helpers import (
     CACHE,
     EXACT,
@@ -135,16 +136,6 @@ def test_ui14_stop_strings_without_a_tokenizer_raise_as_in_stock() -> None:
         plain(target, inputs, stop_strings=["x"], max_new_tokens=4)
     with pytest.raises(ValueError, match="tokenizer"):
         assisted(target, draft_of(target, "same"), inputs, stop_strings=["x"], max_new_tokens=4)
-
-
-class OnToken(StoppingCriteria):
-    """Ends a row as soon as its last token is `token`."""
-
-    def __init__(self, token: int) -> None:
-        self.token = token
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return input_ids[:, -1] == self.token
 
 
 class Watcher(StoppingCriteria):

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from hf_semspec import LosslessConfig
-from tests.engine.test_processors import ForceAt, parity
+from tests.callbacks import ForceAt, parity
 from tests.helpers import (
     CACHE,
     WEAK_DRAFTS,
@@ -24,16 +24,9 @@ from tests.helpers import (
     states,
 )
 from tests.models import PAD, VOCAB, draft_of, prompts, row_of, tiny
-from tests.schemes.parse.test_decode import SCRIPTED, Script
+from tests.schemes.parse.shared import ALL, KEPT, SCRIPTED, Script
 
 pytestmark = [WEAK_DRAFTS, pytest.mark.seam]
-
-KEPT = {
-    "all": {"accept_threshold": 0.0},
-    "some": {"boundary": "random", "prefix_threshold": 0.0, "accept_threshold": 2.0},
-    "none": {},
-}
-ALL = {"accept_threshold": 0.0}
 
 
 def partly(kept: str, patch: pytest.MonkeyPatch, rows: int) -> dict[str, Any]:

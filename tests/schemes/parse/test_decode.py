@@ -9,11 +9,11 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_semspec import EASDConfig, LosslessConfig, PARSEConfig
-from hf_semspec.schemes.parse import judge as judging
 from hf_semspec.schemes.parse.judge import confidence, label_ids, suffix_ids
 from hf_semspec.schemes.parse.prefixes import boundaries, kept_prefix, segment_ended
 from tests.helpers import JUDGE, WEAK_DRAFTS, Forwards, assisted, check_identities, new_tokens, plain_rows
 from tests.models import PAD, VOCAB, draft_of, prompts, row_of, tiny, tokenizer
+from tests.schemes.parse.shared import SCRIPTED, Script
 
 pytestmark = [WEAK_DRAFTS, pytest.mark.seam]
 
@@ -25,8 +25,6 @@ REVISERS = {
         num_draft_tokens=2, target_entropy_threshold=float("inf"), draft_entropy_threshold=float("inf")
     ),
 }
-# The thresholds that the verdicts of `Script` are made for.
-SCRIPTED = {"accept_threshold": 0.93, "prefix_threshold": 0.5}
 
 
 def greedy(model: PreTrainedModel, ids: list[int], room: int, eos: Sequence[int] = ()) -> list[int]:
@@ -113,23 +111,6 @@ def test_every_row_follows_the_algorithm(shape: str, redrafts: int, rule: str) -
         kept += [(row.kept, row.written) for row in output.stats.rows]
     assert any(0 < some < written for some, written in kept), "some answers are cut"
     assert len({some for some, _ in kept}) > 2
-
-
-class Script:
-    """The judge says what it is told: of row `i`, the first `cuts[i]` prefixes pass, and all of it if `full[i]`."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, cuts: list[int], full: list[bool], single: bool = True) -> None:
-        self.cuts, self.full, self.single, self.calls = cuts, full, single, 0
-        patch.setattr(judging, "confidence", self)
-
-    def __call__(self, logits: torch.Tensor, *labels: Any) -> torch.Tensor:
-        self.calls += 1
-        values = [
-            [0.95 if full else 0.1] + [0.9 if i < cut else 0.1 for i in range(logits.shape[1])]
-            for cut, full in zip(self.cuts, self.full, strict=True)
-        ]
-        first = int(not self.single and self.calls == 2)
-        return torch.tensor(values)[:, first : first + logits.shape[1]]
 
 
 @pytest.mark.parametrize("single", [True, False])

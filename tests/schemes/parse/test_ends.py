@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from tests.engine.test_stopping import OnToken
+from tests.callbacks import OnToken
 from tests.helpers import WEAK_DRAFTS, Forwards, assisted, check_identities, new_tokens, plain_rows
 from tests.models import draft_of, prompts, tiny, tokenizer
-from tests.schemes.parse.test_calls import ALL, KEPT
+from tests.schemes.parse.shared import ALL, KEPT
 
 pytestmark = [WEAK_DRAFTS, pytest.mark.seam]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hf_semspec.engine.masks import packed_masks, packed_slots
 from hf_semspec.schemes.parse.judge import confidence
 from hf_semspec.schemes.parse.prefixes import boundaries, ends_of, kept_prefix, monotonicity_violations, segment_ended
-from tests import reference
+from tests.schemes.parse import reference
 
 RULES = ("first_fail", "longest", "cascade", "random")
 PIECES = st.sampled_from(["a", " b", ".", "!", " ?", "\n", ".\n\n", " c.", "3", "5", "。", "", " ", ". "])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from transformers import RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
 
 from hf_semspec import EASDConfig, LosslessConfig, SemSpecConfig, load_draft, record_stats
 from tests.helpers import (
@@ -22,9 +22,9 @@ from tests.helpers import (
     refuses,
     states,
 )
-from tests.models import draft_of, prompts, row_of, tiny, tokenizer
+from tests.models import prompts, row_of, tiny, tokenizer
 from tests.schemes.parse.test_calls import forced
-from tests.schemes.semantic.test_decode import ALWAYS, CHARACTERS, NEVER, NO_TEXT, a_probe, call
+from tests.schemes.semantic.shared import ALWAYS, CHARACTERS, NEVER, NO_TEXT, SHORT, Twice, a_probe, call, three
 
 pytestmark = [WEAK_DRAFTS, pytest.mark.seam]
 
@@ -33,12 +33,6 @@ KEPT: dict[str, dict[str, Any]] = {
     "some": {"scorer": "random", "accept_rate": 0.5},
     "none": {"scorer": "none", **NEVER},
 }
-SHORT = {**NO_TEXT, "max_segment_tokens": 4, "revise_chunk": 2}
-
-
-def three(shape: str = "llama", noise: float = 0.2) -> tuple[Any, Any, dict[str, torch.Tensor]]:
-    target = tiny(shape, 1, attention="sdpa")
-    return target, draft_of(target, "near", noise=noise), prompts((4, 9, 6), seed=1)
 
 
 @pytest.mark.parametrize("kept", KEPT)
@@ -141,17 +135,6 @@ def test_the_target_can_write_by_ngrams() -> None:
         assert torch.equal(new_tokens(never, inputs), plain_rows(target, inputs, max_new_tokens=32))
         forwards[source] = spy.calls
     assert forwards["ngram"] < forwards["ngram+model"] < forwards["model"]
-
-
-class Twice(StoppingCriteria):
-    """Ends a row that holds `token`, and counts how often it is asked at each width."""
-
-    def __init__(self, token: int) -> None:
-        self.token, self.widths = token, list[int]()
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        self.widths.append(input_ids.shape[1])
-        return (input_ids[:, 9:] == self.token).any(dim=1)
 
 
 @pytest.mark.parametrize("kept", ["all", "none"])

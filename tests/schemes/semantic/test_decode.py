@@ -8,51 +8,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hf_semspec import SemanticConfig, SemSpecConfig
+from hf_semspec import SemanticConfig
 from hf_semspec.schemes.semantic import reading as segment_turns
-from hf_semspec.schemes.semantic.probe import FORMAT, ProbeNetwork, SemanticProbe
+from hf_semspec.schemes.semantic.probe import SemanticProbe
 from hf_semspec.schemes.semantic.rules import committed_law
 from tests.helpers import WEAK_DRAFTS, caught, check_identities, new_tokens, plain_rows
-from tests.models import PAD, VOCAB, draft_of, prompts, row_of, tiny, tokenizer
+from tests.models import PAD, VOCAB, draft_of, prompts, row_of, tiny
+from tests.schemes.semantic.shared import ALWAYS, CHARACTERS, NEVER, NO_TEXT, a_probe, call, passed
 from tests.statistics import deviations
 
 pytestmark = [WEAK_DRAFTS, pytest.mark.seam]
-
-CHARACTERS = [tokenizer().decode([token]) for token in range(VOCAB)]
-NO_TEXT = {"segment_stop": None, "think_end": None}
-ALWAYS = {"scorer": "random", "accept_rate": 1.0}
-NEVER = {"accept_floor": math.inf}
-
-
-def call(target: PreTrainedModel, draft: PreTrainedModel, inputs: Any, **fields: Any) -> Any:
-    config = SemSpecConfig("semantic", **{"do_sample": False, "return_dict_in_generate": True, **fields})
-    return target.generate(**inputs, assistant_model=draft, generation_config=config, tokenizer=tokenizer())
-
-
-def a_probe(folder: Path, widths: tuple[int, int] = (32, 32), **description: Any) -> str:
-    """A probe whose weights are random, so that about half of all segments pass."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        networks = {role: ProbeNetwork(width, [8]) for role, width in zip(("target", "draft"), widths, strict=True)}
-        for network in networks.values():
-            network.layers[-1].weight.data *= 10  # far from 1/2
-    described = {
-        "format": FORMAT,
-        "widths": dict(zip(("target", "draft"), widths, strict=True)),
-        "hidden": [8],
-        "segment_stop": None,
-        "sampling": {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
-        **description,
-    }
-    SemanticProbe(networks, described).save_pretrained(folder)
-    return str(folder)
-
-
-def passed(model: PreTrainedModel, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and last hidden states of a whole text."""
-    with torch.no_grad():
-        output = model(torch.tensor([ids]), output_hidden_states=True)
-    return output.logits[0].float().log_softmax(dim=-1), output.hidden_states[-1][0]
 
 
 def slow_ratio(

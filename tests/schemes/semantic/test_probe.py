@@ -15,7 +15,7 @@ from hf_semspec.calibration.probe_fitting import Samples, fit, measure, reliabil
 from hf_semspec.schemes.semantic.probe import DESCRIPTION, WEIGHTS, ProbeNetwork, SemanticProbe
 from tests.helpers import WEAK_DRAFTS, check_identities
 from tests.models import draft_of, prompts, tiny, tokenizer
-from tests.schemes.semantic.test_decode import CHARACTERS, a_probe, passed
+from tests.schemes.semantic.shared import CHARACTERS, a_probe, passed
 
 pytestmark = WEAK_DRAFTS
 

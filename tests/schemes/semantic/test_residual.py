@@ -20,8 +20,7 @@ from tests.helpers import (
     refuses,
 )
 from tests.models import PAD, draft_of, prompts, row_of, tiny, tokenizer
-from tests.schemes.semantic.test_calls import Twice, three
-from tests.schemes.semantic.test_decode import CHARACTERS, NO_TEXT, a_probe, call, passed
+from tests.schemes.semantic.shared import CHARACTERS, NO_TEXT, Twice, a_probe, call, passed, three
 from tests.statistics import deviations
 
 pytestmark = [WEAK_DRAFTS, pytest.mark.seam]

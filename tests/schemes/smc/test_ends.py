@@ -9,7 +9,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from hf_semspec import SemSpecConfig
 from tests.helpers import WEAK_DRAFTS, Forwards, Recorder, RowLengths, caught, check_identities, plain, refuses
 from tests.models import PAD, VOCAB, draft_of, prompts, tiny, tokenizer
-from tests.schemes.smc.test_decode import Laws, lengths_of, pair, sample
+from tests.schemes.smc.shared import Laws, lengths_of, pair, sample
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS, pytest.mark.filterwarnings("ignore:of .* particles hardly more")]
 

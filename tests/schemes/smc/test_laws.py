@@ -13,7 +13,7 @@ from hf_semspec.schemes.smc import decode as smc
 from hf_semspec.schemes.smc import weights as particles
 from tests.helpers import WEAK_DRAFTS, Inputs, new_tokens
 from tests.models import draft_of, tiny
-from tests.schemes.smc.test_decode import Laws, sample
+from tests.schemes.smc.shared import Laws, sample
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS, pytest.mark.filterwarnings("ignore:of .* particles hardly more")]
 

@@ -11,7 +11,7 @@ from hf_semspec import SemSpecConfig, record_stats
 from hf_semspec.schemes.smc.population import Population
 from tests.helpers import WEAK_DRAFTS, Forwards, cache_length, cache_of, check_identities, new_tokens, plain, states
 from tests.models import draft_of, prompts, tiny, tokenizer
-from tests.schemes.smc.test_decode import lengths_of, pair, sample
+from tests.schemes.smc.shared import lengths_of, pair, sample
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS, pytest.mark.filterwarnings("ignore:of .* particles hardly more")]
 

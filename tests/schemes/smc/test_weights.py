@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hf_semspec.schemes.smc import weights as particles
 from hf_semspec.schemes.smc.weights import RESAMPLINGS
-from tests import reference
+from tests.reference import normalised
+from tests.schemes.smc import reference
 from tests.schemes.smc.toy_particles import Population, fallings, total_variation
 from tests.statistics import deviations
 from tests.toy import Toy, assert_exact
@@ -183,9 +184,7 @@ def test_the_ends_of_the_unit_interval_fall_on_particles_with_weight(method: str
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=8))
 def test_survivors_keep_their_slot(shares: list[int]) -> None:
     number = len(shares)
-    counts = reference.resampling_counts(
-        reference.normalised([s + 1e-9 for s in shares]), "systematic", [0.3] * number
-    )
+    counts = reference.resampling_counts(normalised([s + 1e-9 for s in shares]), "systematic", [0.3] * number)
     ancestors = particles.keep_survivors(torch.tensor([counts]))[0].tolist()
     assert ancestors == reference.survivors_first(counts)
     assert [ancestors.count(i) for i in range(number)] == counts

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hf_semspec.schemes.smc import weights as particles
-from tests import reference
+from tests.reference import normalised
+from tests.schemes.smc import reference
 from tests.toy import Prefix, Toy
 
 EOS = 0
@@ -52,7 +53,7 @@ class Population:
     def powered(self, prefix: Prefix) -> tuple[list[float], float]:
         """p^α, normalised, and log Σ p^α."""
         weights = [w**self.power if w else 0.0 for w in self.toy.p(prefix)]
-        return reference.normalised(weights), math.log(math.fsum(weights))
+        return normalised(weights), math.log(math.fsum(weights))
 
     def blocks(self, text: Prefix) -> Iterator[tuple[float, Prefix, list[float], list[float], float]]:
         """Every block of one particle: chance, tokens, log p, log q (nan past its end), weight of the bonus."""
