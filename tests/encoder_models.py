@@ -205,12 +205,6 @@ def one_of(inputs: dict[str, Any], row: int) -> dict[str, Any]:
 
 
 model = functools.cache(encoder_decoder)
-
-
 speaker = functools.cache(whisper)
-
-
 RAGGED = (4, 9, 6)
-
-
 LOGS = pytest.mark.deprecated  # Whisper's own generate logs a deprecation of what it calls itself

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, pipeline
 
 from hf_semspec import EASDConfig, LosslessConfig, SemSpecConfig, record_stats
 from hf_semspec.drafts.ngram import NGramGenerator
+from tests.drafts.shared import SOURCES, looked_up
 from tests.helpers import (
     CACHE,
     JUDGE,
@@ -29,8 +30,6 @@ from tests.models import DRAFTS, PAD, draft_of, prompts, row_of, tiny, tokenizer
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
 
-SOURCES = ("ngram", "ngram+model")
-
 
 def cycling(seed: int = 1, **fields: Any) -> PreTrainedModel:
     """A target that mostly repeats itself in a cycle of eleven tokens, and breaks out of it now and then."""
@@ -45,14 +44,6 @@ def cycling(seed: int = 1, **fields: Any) -> PreTrainedModel:
 
     model.register_forward_hook(cycle, with_kwargs=True)
     return model
-
-
-def looked_up(
-    target: PreTrainedModel, inputs: Any, source: str = "ngram", draft: Any = None, *, call: Any = None, **fields: Any
-) -> Any:
-    models = {"assistant_model": draft or draft_of(target, "near")} if source == "ngram+model" else {}
-    config = SemSpecConfig("lossless", draft=source, return_dict_in_generate=True, **fields)
-    return target.generate(**inputs, **models, **(call or {}), generation_config=config)
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from hf_semspec.engine.acceptance import accept_chains
 from hf_semspec.schemes.lossless import decode as lossless
-from tests.drafts.test_ngram import SOURCES, looked_up
+from tests.drafts.shared import SOURCES, looked_up
 from tests.enumerated import VOCAB, cells, joint, law_of_next
 from tests.helpers import WEAK_DRAFTS, new_tokens
 from tests.models import PAD, draft_of, tiny

@@ -10,7 +10,7 @@ import pytest
 from hf_semspec import cli
 from hf_semspec.evaluation.contenders import parse_contenders
 from hf_semspec.evaluation.journal import Journal
-from tests.evaluation.test_run import evaluate_module_of
+from tests.evaluation.shared import evaluate_module_of
 from tests.models import draft_of, tiny, tokenizer
 
 

@@ -1,7 +1,6 @@
 """The run: what every contender does to a batch, the order of turns, the record, resuming, several processes."""
 
 import json
-import sys
 from collections import Counter
 
 import pytest
@@ -11,6 +10,7 @@ from hf_semspec.evaluation import Contender, Example, Report, Task, decoding, ev
 from hf_semspec.evaluation.decoding import Pair, decode, log_likelihoods, prepare, vote
 from hf_semspec.evaluation.journal import Journal
 from hf_semspec.evaluation.tasks import by_pattern
+from tests.evaluation.shared import evaluate_module_of
 from tests.models import draft_of, tiny, tokenizer
 
 EVERY = (
@@ -33,10 +33,6 @@ def task():
     """Prompts of unequal lengths; the answer is the last capital letter, and some text is sure to have one."""
     examples = tuple(Example(f"say {'x' * (3 * i)} {i}", "J") for i in range(7))
     return Task(name="letters", examples=examples, extract=by_pattern("[A-Z]"), check=str.__eq__, rule="capital")
-
-
-def evaluate_module_of():
-    return sys.modules[evaluate.__module__]
 
 
 def call(pair, task, contenders, **arguments):

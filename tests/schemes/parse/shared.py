@@ -33,6 +33,4 @@ KEPT = {
     "some": {"boundary": "random", "prefix_threshold": 0.0, "accept_threshold": 2.0},
     "none": {},
 }
-
-
 ALL = {"accept_threshold": 0.0}

@@ -19,7 +19,7 @@ from hf_semspec.schemes.parse.judge import confidence, label_ids, suffix_ids
 from hf_semspec.tools.models import load_smollm2
 from tests.helpers import JUDGE, VERSION, WEAK_DRAFTS, Forwards, Inputs, assisted, plain_rows
 from tests.models import PAD, VOCAB, draft_of, prompts, row_of, tiny, tokenizer
-from tests.test_smollm2 import questions
+from tests.questions import questions
 
 pytestmark = [WEAK_DRAFTS, pytest.mark.seam]
 

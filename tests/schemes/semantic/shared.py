@@ -12,14 +12,8 @@ from hf_semspec.schemes.semantic.probe import FORMAT, ProbeNetwork, SemanticProb
 from tests.models import VOCAB, draft_of, prompts, tiny, tokenizer
 
 CHARACTERS = [tokenizer().decode([token]) for token in range(VOCAB)]
-
-
 NO_TEXT = {"segment_stop": None, "think_end": None}
-
-
 ALWAYS = {"scorer": "random", "accept_rate": 1.0}
-
-
 NEVER = {"accept_floor": math.inf}
 
 
