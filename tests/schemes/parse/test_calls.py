@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from hf_semspec import LosslessConfig
 from tests.callbacks import ForceAt, parity
@@ -16,12 +16,11 @@ from tests.helpers import (
     asked,
     assisted,
     cache_length,
-    cache_of,
     caught,
+    check_against_one_pass,
     check_identities,
     new_tokens,
     plain_rows,
-    states,
 )
 from tests.models import PAD, VOCAB, draft_of, prompts, row_of, tiny
 from tests.schemes.parse.shared import ALL, KEPT, SCRIPTED, Script
@@ -39,13 +38,6 @@ def partly(kept: str, patch: pytest.MonkeyPatch, rows: int) -> dict[str, Any]:
 
 def fill(logits: torch.Tensor, value: float) -> None:
     logits.fill_(value)
-
-
-def forced(model: Any, sequences: torch.Tensor, mask: torch.Tensor) -> Any:
-    """One plain pass over whole texts."""
-    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    with torch.no_grad():
-        return model(sequences, attention_mask=mask, position_ids=positions, use_cache=True)
 
 
 @pytest.mark.parametrize("kept", KEPT)
@@ -74,26 +66,8 @@ def test_ui50_scores_and_logits_are_those_of_a_teacher_forced_pass(
         **fields,
         **partly(kept, monkeypatch, len(lengths)),
     )
-    width, new = max(lengths), new_tokens(output, inputs)
-    assert len(output.scores) == len(output.logits) == new.shape[1]
-    alive = torch.stack([(new[:, :t] != eos[0]).all(dim=1) for t in range(new.shape[1])])
-    mask = torch.cat([inputs["attention_mask"], alive.T.long()], dim=1)
-    plainly = forced(target, output.sequences, mask)
-    penalty = RepetitionPenaltyLogitsProcessor(1.3)
-    for t in range(new.shape[1]):
-        raw = plainly.logits[:, width + t - 1].float()
-        scores = penalty(output.sequences[:, : width + t], raw.clone())
-        for got, want in ((output.logits[t], raw), (output.scores[t], scores)):
-            # Plain generate's penalty passes over padding, which this one cannot tell from a token.
-            assert torch.allclose(got[alive[t], 1:], want[alive[t], 1:], atol=1e-4)
-            assert got[~alive[t]].eq(0).all()
-    assert cache_length(cache_of(output)) == output.sequences.shape[1] - 1
-    real = mask[:, :-1].bool()
-    for ours, theirs in zip(states(cache_of(output)), states(getattr(plainly, CACHE)), strict=True):
-        for got, want in zip(ours, theirs, strict=True):
-            got, want = got.transpose(1, 2), want[:, :, :-1].transpose(1, 2)
-            assert torch.allclose(got[real], want[real], atol=1e-5)
-    check_identities(output.stats, alive.sum(dim=0).tolist())
+    ended = check_against_one_pass(target, output, inputs, eos=eos[0], penalty=1.3)
+    check_identities(output.stats, ended)
 
 
 def test_ui53_the_logits_of_the_prompt_are_not_asked_for() -> None:

@@ -5,25 +5,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 
 from hf_semspec import EASDConfig, LosslessConfig, SemSpecConfig, load_draft, record_stats
 from tests.helpers import (
-    CACHE,
     WEAK_DRAFTS,
     Forwards,
     Recorder,
-    cache_length,
-    cache_of,
     caught,
+    check_against_one_pass,
     check_identities,
     new_tokens,
     plain_rows,
     refuses,
-    states,
 )
 from tests.models import prompts, row_of, tiny, tokenizer
-from tests.schemes.parse.test_calls import forced
 from tests.schemes.semantic.shared import ALWAYS, CHARACTERS, NEVER, NO_TEXT, SHORT, Twice, a_probe, call, three
 
 pytestmark = [WEAK_DRAFTS, pytest.mark.seam]
@@ -53,26 +49,8 @@ def test_ui50_scores_and_logits_are_those_of_a_teacher_forced_pass(kept: str, bo
         bonus=bonus,
         **{**SHORT, **fields, **KEPT[kept]},
     )
-    width, new = 9, new_tokens(output, inputs)
-    assert len(output.scores) == len(output.logits) == new.shape[1]
-    alive = torch.stack([(new[:, :t] != eos[0]).all(dim=1) for t in range(new.shape[1])])
-    mask = torch.cat([inputs["attention_mask"], alive.T.long()], dim=1)
-    plainly = forced(target, output.sequences, mask)
-    penalty = RepetitionPenaltyLogitsProcessor(1.3)
-    for t in range(new.shape[1]):
-        raw = plainly.logits[:, width + t - 1].float()
-        scores = penalty(output.sequences[:, : width + t], raw.clone())
-        for got, want in ((output.logits[t], raw), (output.scores[t], scores)):
-            # Plain generate's penalty passes over padding, which this one cannot tell from a token.
-            assert torch.allclose(got[alive[t], 1:], want[alive[t], 1:], atol=1e-4)
-            assert got[~alive[t]].eq(0).all()
-    assert cache_length(cache_of(output)) == output.sequences.shape[1] - 1
-    real = mask[:, :-1].bool()
-    for ours, theirs in zip(states(cache_of(output)), states(getattr(plainly, CACHE)), strict=True):
-        for got, want in zip(ours, theirs, strict=True):
-            got, want = got.transpose(1, 2), want[:, :, :-1].transpose(1, 2)
-            assert torch.allclose(got[real], want[real], atol=1e-5)
-    check_identities(output.stats, alive.sum(dim=0).tolist())
+    lengths = check_against_one_pass(target, output, inputs, eos=eos[0], penalty=1.3)
+    check_identities(output.stats, lengths)
     assert (output.stats.accepted_segments > 0) == (kept != "none")
 
 
