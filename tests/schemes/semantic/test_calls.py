@@ -252,7 +252,8 @@ def test_what_is_missing_is_said_before_any_forward(tmp_path: Any) -> None:
 
 def test_an_empty_rest_of_the_text_needs_no_tokenizer() -> None:
     target, draft, inputs = three()
-    config = SemSpecConfig("semantic", scorer="none", max_new_tokens=4, do_sample=False, **NO_TEXT)
-    target.generate(**inputs, assistant_model=draft, generation_config=config)
-    with_text = SemSpecConfig("semantic", scorer="none", max_new_tokens=4, do_sample=False)
-    target.generate(**inputs, assistant_model=draft, generation_config=with_text, tokenizer=tokenizer())
+    expected = plain_rows(target, inputs, max_new_tokens=4)
+    for fields, words in ((NO_TEXT, {}), ({}, {"tokenizer": tokenizer()})):
+        config = SemSpecConfig("semantic", scorer="none", max_new_tokens=4, do_sample=False, **fields)
+        output = target.generate(**inputs, assistant_model=draft, generation_config=config, **words)
+        assert torch.equal(new_tokens(output, inputs), expected)
