@@ -11,9 +11,12 @@ RUN_TESTS = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 XDIST     = -n 2
 
 # What the older versions leave out for time's sake, of all that meets transformers: `make test-oldest DEEP=` runs it, too.
-DEEP = encoder_decoders encoder_refusals exact_residual host_reads image_prompts ngram_drafts packed_judging parse parse_calls \
-	parse_ends regressions semantic semantic_calls smc smc_ends smc_laws smc_output trace
-OLDER = -m "seam and not grid and not quantized" $(DEEP:%=--ignore=tests/test_%.py)
+DEEP = $(addprefix schemes/parse/test_, decode calls ends packed_judging) \
+	$(addprefix schemes/semantic/test_, decode calls residual) \
+	$(addprefix schemes/smc/test_, decode ends laws output) \
+	$(addprefix engine/test_, encoder_decoders encoder_refusals host_reads image_prompts) \
+	$(addprefix drafts/test_, ngram ngram_laws) $(addprefix trace/test_, record record_of_schemes)
+OLDER = -m "seam and not grid and not quantized" $(DEEP:%=--ignore=tests/%.py)
 
 .PHONY: venv demo test test-grid test-oldest test-5.17 lint types docs notebook bench lab clean
 .DELETE_ON_ERROR:

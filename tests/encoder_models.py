@@ -1,7 +1,9 @@
 """Tiny float64 models that read more than text, built in code: encoder-decoders, speech and image-text models."""
 
+import functools
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -200,3 +202,9 @@ def one_of(inputs: dict[str, Any], row: int) -> dict[str, Any]:
         keep = own["attention_mask"][0].bool()
         own["input_ids"], own["attention_mask"] = own["input_ids"][:, keep], own["attention_mask"][:, keep]
     return own
+
+
+model = functools.cache(encoder_decoder)
+speaker = functools.cache(whisper)
+RAGGED = (4, 9, 6)
+LOGS = pytest.mark.deprecated  # Whisper's own generate logs a deprecation of what it calls itself

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
+from transformers import GenerationConfig, PreTrainedModel, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
 from hf_semspec import LosslessConfig, SemSpecConfig
 from hf_semspec.common import warn_once as notices
@@ -232,6 +232,37 @@ def _check_rates(counts: Any) -> None:
         (counts.kept_fraction, counts.kept, counts.written),
     ):
         assert math.isnan(value) if whole == 0 else value == pytest.approx(part / whole)
+
+
+def check_against_one_pass(
+    model: PreTrainedModel, output: Any, inputs: Inputs, *, eos: int, penalty: float
+) -> list[int]:
+    """Logits, scores under a repetition penalty, and cache of `output` are those of one plain pass over its texts.
+
+    Returns the new tokens of every row up to its EOS.
+    """
+    width, new = inputs["input_ids"].shape[1], new_tokens(output, inputs)
+    assert len(output.scores) == len(output.logits) == new.shape[1]
+    alive = torch.stack([(new[:, :t] != eos).all(dim=1) for t in range(new.shape[1])])
+    mask = torch.cat([inputs["attention_mask"], alive.T.long()], dim=1)
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    with torch.no_grad():
+        forced = model(output.sequences, attention_mask=mask, position_ids=positions, use_cache=True)
+    penalised = RepetitionPenaltyLogitsProcessor(penalty)
+    for t in range(new.shape[1]):
+        raw = forced.logits[:, width + t - 1].float()
+        scores = penalised(output.sequences[:, : width + t], raw.clone())
+        for got, want in ((output.logits[t], raw), (output.scores[t], scores)):
+            # Plain generate's penalty passes over padding, which this one cannot tell from a token.
+            assert torch.allclose(got[alive[t], 1:], want[alive[t], 1:], atol=1e-4)
+            assert got[~alive[t]].eq(0).all()
+    assert cache_length(cache_of(output)) == output.sequences.shape[1] - 1
+    real = mask[:, :-1].bool()
+    for ours, theirs in zip(states(cache_of(output)), states(getattr(forced, CACHE)), strict=True):
+        for got, want in zip(ours, theirs, strict=True):
+            got, want = got.transpose(1, 2), want[:, :, :-1].transpose(1, 2)
+            assert torch.allclose(got[real], want[real], atol=1e-5)
+    return alive.sum(dim=0).tolist()
 
 
 @contextlib.contextmanager

@@ -12,8 +12,7 @@ from hf_semspec import SemSpecConfig, cli
 from hf_semspec.tools import comparison
 from hf_semspec.tools import models as demo
 from hf_semspec.tools.comparison import PLAIN, Run
-
-from .models import tiny, tokenizer
+from tests.models import tiny, tokenizer
 
 
 def generate(folders, *extra):

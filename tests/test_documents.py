@@ -23,16 +23,16 @@ from hf_semspec.bench import page as benchmarks
 from hf_semspec.drafts import vocabulary
 from hf_semspec.integration import options as compatibility
 from hf_semspec.tools.pages import marks
-
-from .encoder_models import encoder_decoder
-from .models import draft_of, prompts, tiny, tokenizer
+from tests.encoder_models import encoder_decoder
+from tests.models import draft_of, prompts, tiny, tokenizer
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 PAGES += sorted(EXAMPLES.rglob("README.md"))
-TESTS = {path.name: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py")}
+HERE = Path(__file__).parent
+TESTS = {path.relative_to(HERE).as_posix(): path.read_text(encoding="utf-8") for path in HERE.rglob("test_*.py")}
 
 
 def blocks(page: Path) -> list[str]:
@@ -175,7 +175,7 @@ def test_the_compatibility_page_calls_refused_what_is_refused():
 def test_the_compatibility_page_lists_every_users_report_and_where_its_tests_are():
     text = (DOCS / "generate_compatibility.md").read_text(encoding="utf-8")
     listed = {
-        number: set(re.findall(r"test_\w+\.py", line))
+        number: set(re.findall(r"[\w/]*test_\w+\.py", line))
         for number, line in re.findall(r"^\| UI-(\d\d) \|(.*)$", text, flags=re.MULTILINE)
     }
     tested: dict[str, set[str]] = {}
@@ -187,7 +187,7 @@ def test_the_compatibility_page_lists_every_users_report_and_where_its_tests_are
 
 @pytest.mark.parametrize("page", [DOCS / "testing.md", DOCS / "generate_compatibility.md"], ids=lambda page: page.name)
 def test_pages_name_test_files_that_exist(page):
-    named = set(re.findall(r"\b(test_\w+\.py)\b", page.read_text(encoding="utf-8")))
+    named = set(re.findall(r"[\w/]*\btest_\w+\.py\b", page.read_text(encoding="utf-8")))
     assert named <= TESTS.keys()
 
 

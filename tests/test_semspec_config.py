@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from hf_semspec.configuration import EASDConfig, LosslessConfig, SemSpecConfig
 from hf_semspec.schemes.table import SCHEMES
-from tests.test_configuration import EASD, EASD_CONFIGS, FULL, LOSSLESS
+from tests.configs import EASD, EASD_CONFIGS, FULL, LOSSLESS
 
 pytestmark = pytest.mark.seam
 

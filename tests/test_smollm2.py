@@ -1,7 +1,5 @@
 """A real language model on real prompts: SmolLM2-135M-Instruct on the first eight questions of GSM8K's test set."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +8,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_semspec import EASDConfig, SemSpecConfig, calibrate_easd, load_draft
 from hf_semspec.tools.models import load_smollm2
+from tests.questions import questions
 
-DATA = Path(__file__).parent / "data" / "gsm8k_sample.jsonl"
 NEW_TOKENS = 24
 NEAR_TIE = 1e-4
 
@@ -21,14 +19,6 @@ def smollm2() -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase
     """The float32 model, its bfloat16 copy and the tokenizer."""
     model, tokenizer = load_smollm2()
     return model, load_draft(model, dtype=torch.bfloat16), tokenizer
-
-
-def questions(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    lines = [json.loads(line)["question"] for line in DATA.read_text().splitlines()]
-    return [
-        tokenizer.apply_chat_template([{"role": "user", "content": line}], tokenize=False, add_generation_prompt=True)
-        for line in lines
-    ]
 
 
 def plain(model: PreTrainedModel, inputs: Any) -> Any:

@@ -1,0 +1,198 @@
+"""What the schemes cannot do is refused by name, before any forward, and leaves plain decoding as it was."""
+
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationConfig, StaticCache, SynthIDTextWatermarkingConfig
+
+from hf_semspec import SemSpecConfig
+from tests.helpers import CACHE, MARKS_CACHES, WEAK_DRAFTS, assisted, exact, plain, refuses
+from tests.models import draft_of, prompts, tiny
+
+pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "num_beams": {"num_beams": 2},
+    "num_beams and several sequences": {"num_beams": 4, "num_return_sequences": 2},
+    "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
+    "dola_layers": {"dola_layers": "high"},
+    "guidance_scale": {"guidance_scale": 1.5},
+    "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 3},
+    "assistant_early_exit": {"assistant_early_exit": 1},
+    "use_mtp": {"use_mtp": True},
+    "speculation_type": {"speculation_type": "dflash"},
+    "assistant_ensemble_weight": {"assistant_ensemble_weight": 0.5},
+    "output_attentions": {"output_attentions": True, "return_dict_in_generate": True},
+    "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
+    "cache_implementation static": {"cache_implementation": "static"},
+    "cache_implementation offloaded": {"cache_implementation": "offloaded"},
+    "cache_implementation quantized": {"cache_implementation": "quantized"},
+    "watermarking_config": {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3)},
+}
+
+
+@pytest.mark.parametrize("scheme", ["lossless", "easd", "parse", "smc"])
+@pytest.mark.parametrize("case", REFUSED)
+def test_ui04_refused_by_name_before_any_forward(case: str, scheme: str) -> None:
+    option = case.split()[0]
+    if option in ("use_mtp", "speculation_type", "assistant_ensemble_weight") and not hasattr(
+        GenerationConfig(), option
+    ):
+        pytest.skip(f"this transformers has no {option}")
+    target = tiny("llama", 0)
+    fields = REFUSED[case] | ({"do_sample": True} if option == "watermarking_config" else {})
+    config = SemSpecConfig(scheme, max_new_tokens=6, **fields)
+    refuses(target, draft_of(target, "near"), prompts((4, 2)), option, generation_config=config)
+
+
+@pytest.mark.deprecated
+@pytest.mark.filterwarnings("ignore:.*generation_config.*")
+def test_ui04_refused_also_when_given_as_a_keyword() -> None:
+    target = tiny("llama", 0)
+    draft = draft_of(target, "near")
+    refuses(target, draft, prompts((4,)), "num_beams", generation_config=SemSpecConfig("lossless"), num_beams=2)
+    target.generation_config.semspec = {"scheme": "lossless"}
+    with pytest.raises(ValueError, match="num_beams"):
+        target.generate(**prompts((4,)), assistant_model=draft, num_beams=2, max_new_tokens=4)
+
+
+def test_caches_of_another_kind_are_refused_by_name() -> None:
+    target = tiny("llama", 0)
+    draft = draft_of(target, "near")
+    config = SemSpecConfig("lossless", max_new_tokens=4)
+    static = StaticCache(config=target.config, max_cache_len=32)
+    refuses(target, draft, prompts((4,)), "StaticCache", generation_config=config, **{CACHE: static})
+
+
+def test_a_cache_that_does_not_fit_the_text_is_refused() -> None:
+    target = tiny("llama", 0)
+    draft = draft_of(target, "near")
+    filled = plain(target, prompts((9,)), max_new_tokens=4, return_dict_in_generate=True)
+    config = SemSpecConfig("lossless", max_new_tokens=4)
+    call = {CACHE: getattr(filled, CACHE), "generation_config": config}
+    with pytest.raises(ValueError, match="cache"):
+        target.generate(**prompts((4,)), assistant_model=draft, **call)
+
+
+def test_an_attention_backend_without_4d_masks_is_refused_by_name() -> None:
+    target = tiny("llama", 0)
+    draft = draft_of(target, "near")
+    config = SemSpecConfig("lossless", max_new_tokens=4)
+    draft.config._attn_implementation = "flash_attention_2"
+    refuses(target, draft, prompts((4,)), r"flash_attention_2", generation_config=config)
+
+
+def test_position_ids_of_the_callers_own_are_refused_by_name() -> None:
+    target = tiny("llama", 0)
+    inputs = prompts((4,))
+    own = {**inputs, "position_ids": torch.tensor([[3, 4, 5, 6]])}
+    config = SemSpecConfig("lossless", max_new_tokens=4)
+    refuses(target, draft_of(target, "near"), own, "position_ids", generation_config=config)
+
+
+def test_a_row_without_any_token_is_refused() -> None:
+    target = tiny("llama", 0)
+    inputs = prompts((4, 3))
+    inputs["attention_mask"][1] = 0
+    config = SemSpecConfig("lossless", max_new_tokens=4)
+    refuses(target, draft_of(target, "near"), inputs, "attention_mask", generation_config=config)
+
+
+def test_greedy_with_several_sequences_is_stocks_error() -> None:
+    target = tiny("llama", 0)
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        plain(target, prompts((4,)), max_new_tokens=4, num_return_sequences=2)
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        assisted(target, draft_of(target, "near"), prompts((4,)), max_new_tokens=4, num_return_sequences=2)
+
+
+def test_an_unknown_argument_is_still_stocks_error() -> None:
+    target = tiny("llama", 0)
+    config = SemSpecConfig("lossless", max_new_tokens=4)
+    refuses(
+        target, draft_of(target, "near"), prompts((4,)), "not_an_argument", generation_config=config, not_an_argument=1
+    )
+
+
+def test_an_empty_cache_object_is_no_obstacle() -> None:
+    target = tiny("llama", 0)
+    inputs = prompts((4,))
+    cache = DynamicCache()
+    output = assisted(target, draft_of(target, "near"), inputs, call={CACHE: cache}, max_new_tokens=6)
+    assert torch.equal(output, plain(target, inputs, max_new_tokens=6))
+    assert not MARKS_CACHES or cache.get_seq_length() == 9
+
+
+def test_more_chains_than_ids_are_refused() -> None:
+    target = tiny("llama", vocab=16)
+    config = exact("lossless", num_chains=17, max_new_tokens=4)
+    refuses(target, target, prompts((5,), vocab=16), "num_chains=17", generation_config=config)
+
+
+def test_ui54_a_generator_of_the_callers_own_is_refused_by_name() -> None:
+    target = tiny("llama", 0)
+    config = SemSpecConfig("lossless", max_new_tokens=4, do_sample=True)
+    refuses(
+        target,
+        draft_of(target, "near"),
+        prompts((4,)),
+        "generator",
+        generation_config=config,
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def test_ui57_synced_gpus_with_one_process_changes_nothing() -> None:
+    target = tiny("llama", 0)
+    inputs = prompts((4,))
+    output = assisted(target, draft_of(target, "near"), inputs, call={"synced_gpus": True}, max_new_tokens=8)
+    assert torch.equal(output, plain(target, inputs, max_new_tokens=8))
+
+
+RANK = """
+import sys
+import torch
+from hf_semspec import SemSpecConfig
+from tests.helpers import refuses
+from tests.models import draft_of, prompts, tiny
+
+rank, port = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+target = tiny("llama", 0)
+config = SemSpecConfig("lossless", max_new_tokens=4 + 9 * rank)
+refuses(target, draft_of(target, "near"), prompts((4,)), "synced_gpus", generation_config=config, synced_gpus=True)
+"""
+
+
+def test_ui57_synced_gpus_with_more_processes_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny("llama", 0)
+    draft = draft_of(target, "near")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+    config = SemSpecConfig("lossless", max_new_tokens=4)
+    refuses(target, draft, prompts((4,)), "synced_gpus", generation_config=config, synced_gpus=True)
+
+
+@pytest.mark.grid
+def test_ui57_synced_gpus_with_two_real_processes_is_refused_in_both() -> None:
+    """Refused before the first collective call: no rank waits for the other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", RANK]
+    ranks = [
+        subprocess.Popen([*command, str(rank), port], env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for process in ranks:
+        try:
+            _, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+        assert process.returncode == 0, errors
