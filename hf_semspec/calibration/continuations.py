@@ -139,7 +139,7 @@ class Continuer:
         lengths = [length - 1 for length in call.canvas.lengths(rows)]
         if max(lengths) == 0:
             return [[] for _ in rows]
-        model.cache.batch = len(rows)
+        model.cache.load([[] for _ in rows])
         model.feed(call.canvas.read(rows, max(lengths) + 1, 0)[:, :-1], lengths, keep=1)
         return [model.cache.rows(place, length) for place, length in enumerate(lengths)]
 
@@ -154,11 +154,13 @@ class Continuer:
         def stops(row: int, ids: list[int]) -> bool:
             return segments[row].add(self.text([token for token in ids if token not in self.eos]), len(ids))
 
-        tentative = call.tentative()
         processors = Processors(call.request.processors)
-        turn = Writing(tentative, model, NoDrafts(), call.rows, pause=stops, processors=processors, with_features=True)
+        turn = Writing(
+            call.within(), model, NoDrafts(), call.rows, pause=stops, processors=processors, with_features=True
+        )
         turn.run([length - 1 for length in canvas.lengths(call.rows)])
         assert turn.features is not None
         counts = torch.tensor(canvas.generated, device=call.device, dtype=turn.features.dtype).unsqueeze(1)
-        canvas.generated[:] = [0] * call.batch
+        for row in call.rows:
+            canvas.hold(row, 0)
         return [segment.text for segment in segments], turn.features, counts

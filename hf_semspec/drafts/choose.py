@@ -5,7 +5,7 @@ from typing import Any
 
 from ..engine.cache import text_config
 from ..engine.call import CallState
-from ..engine.draft import NoDrafts
+from ..engine.draft import Drafter
 from ..engine.model import MappedModel
 from ..engine.processors import Processors
 from .chain import ChainGenerator, DraftLength
@@ -26,7 +26,7 @@ def drafter(
     with_laws: bool = False,
     rows: Sequence[int] | None = None,
     decoder: MappedModel | None = None,
-) -> NoDrafts:
+) -> Drafter:
     """Drafts for `call`, as the token-level scheme `config` wants them.
 
     Args:
@@ -93,9 +93,6 @@ def _show_images(call: CallState, drafter: ChainGenerator) -> None:
     sources, canvas = call.sources, call.canvas
     if not sources.images:
         return
-    rows, decoder = range(len(canvas.generated)), drafter.decoder
-    lengths = canvas.lengths(rows)
+    rows, lengths = call.rows, canvas.lengths(call.rows)
     prompts = canvas.read(rows, max(lengths), 0)[:: drafter.chains * sources.repeats]
-    decoder.feed(prompts, lengths[:: sources.repeats], keep=1)
-    decoder.cache.select([row // sources.repeats for row in rows for _ in range(drafter.chains)])
-    drafter.filled = lengths
+    drafter.read_prompts(prompts, lengths, [row // sources.repeats for row in rows for _ in range(drafter.chains)])

@@ -137,6 +137,11 @@ class RaggedCache(Cache):
             if self.capacity > self.longest >= end:
                 self.capacity = self.longest
 
+    def expect(self, longest: int, capacity: int | None = None) -> None:
+        """Size the buffers for a text of `longest` columns, beginning with `capacity`."""
+        self.longest = longest
+        self.capacity = self.capacity if capacity is None else min(capacity, longest)
+
     def slots(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Row (batch, 1) and column (batch, width) indices of the planned block on `device`."""
         if device not in self._slots:
