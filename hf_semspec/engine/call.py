@@ -95,9 +95,9 @@ class CallState:
     ) -> "CallState":
         """A call within this one, for a model that writes what has yet to be judged.
 
-        It shares the request, its inputs, the random numbers and, unless told otherwise, the canvas and the rules: what
-        it writes stands behind the rows of this call, too, until those are told to hold less. It owns which rows have
-        ended and where, and what it counts. It streams, records and returns nothing.
+        It shares the request, its inputs, the random numbers and, unless told otherwise, the canvas and the rules:
+        what it writes stands behind the rows of this call, too, until those are told to hold less. It owns which rows
+        have ended and where, and what it counts. It streams, records and returns nothing.
 
         Args:
             role: the model that writes, "draft" or "target"; the draft's cache counts the caller's ids alone.

@@ -1,7 +1,6 @@
 """What a drafter promises, and what it hands over."""
 
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +31,7 @@ class Draft:
     broken: torch.Tensor
 
 
-class Drafter(ABC):
+class Drafter:
     """What [`Speculation`] asks of a drafter, and tells it: to one without a cache most of that means nothing.
 
     `chains` is the number of drafts a row, `decoder` the model that drafts, if there is one; a committed id from
@@ -48,14 +47,14 @@ class Drafter(ABC):
         """The caches that hold drafted tokens."""
         return [] if self.decoder is None else [self.decoder.cache]
 
-    @abstractmethod
     def plan(self, live: Sequence[int], canvas: Canvas, rooms: Sequence[int]) -> list[int]:
         """For each of the rows `live`, which have room for so many tokens more, how many to draft this round."""
+        raise NotImplementedError
 
-    @abstractmethod
     def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
         """Draft for the rows `live` and leave the ids on `canvas` behind their tokens; called only where something was
         planned."""
+        raise NotImplementedError
 
     def observe(self, accepted: int, tested: int) -> None:
         """Take note of one row's counts."""
@@ -90,7 +89,3 @@ class NoDrafts(Drafter):
     def plan(self, live: Sequence[int], canvas: Canvas, rooms: Sequence[int]) -> list[int]:
         """Nothing for any row."""
         return [0] * len(live)
-
-    def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
-        """Never called."""
-        raise NotImplementedError("NoDrafts plans nothing, so there is nothing to propose")

@@ -248,11 +248,9 @@ class MappedModel(CachedModel):
 
     def _known(self, ids: torch.Tensor) -> torch.Tensor:
         """What it reads for `ids`."""
-        return (
-            torch.where(ids < self.own_vocabulary, ids, self.substitute)
-            if self.own_vocabulary < self.vocabulary
-            else ids
-        )
+        if self.own_vocabulary >= self.vocabulary:
+            return ids
+        return torch.where(ids < self.own_vocabulary, ids, self.substitute)
 
     def _mapped(self, logits: torch.Tensor) -> torch.Tensor:
         """Its `logits` on the target's vocabulary."""

@@ -280,9 +280,10 @@ def read_decision(
     head = (decision.num_accepted, decision.outcome, decision.lead, broken.expand_as(next_ids), next_ids)
     rows = read_on_host(torch.cat((torch.stack(head, dim=1), *drafted), dim=1))
     gamma, tokens = block.scores.shape[2] - 1, []
-    for (accepted, _, chain, _, next_id, *ids), room in zip(rows, rooms, strict=True):
-        tokens.append([*ids[chain * gamma : chain * gamma + accepted], next_id][:room])
-    return Decided(*([row[part] for row in rows] for part in range(3)), tokens), rows[0][3]
+    for (count, _, chain, _, next_id, *ids), room in zip(rows, rooms, strict=True):
+        tokens.append([*ids[chain * gamma :][:count], next_id][:room])
+    accepted, outcomes, chains, bits = (list(column) for column in list(zip(*rows, strict=True))[:4])
+    return Decided(accepted, outcomes, chains, tokens), bits[0]
 
 
 def read_on_host(values: torch.Tensor) -> list[list[int]]:

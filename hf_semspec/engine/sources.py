@@ -72,7 +72,7 @@ class Encoded(Source):
         mask: (batch, source length), which of them are no padding; `None` for all.
         positions: as [`Source`].
         nested (`bool`): whether the model is an encoder-decoder, not a decoder that takes `encoder_outputs`.
-        keeps_first (`bool`): keep what the rows of the first forward have of the encoder, for a cache that is returned.
+        keeps_first (`bool`): keep what the first rows have of the encoder, for a cache that is returned.
     """
 
     cache: "CrossCache"
