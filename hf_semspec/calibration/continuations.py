@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from ..engine.cache import RowStates, text_config
+from ..engine.cache import RowStates
 from ..engine.call import CallState
 from ..engine.draft import NoDrafts
 from ..engine.model import CachedModel, MappedModel
@@ -78,13 +78,11 @@ class Continuer:
         """`number` continuations of each of `prefixes`, by either model."""
         call = self._call(prefixes, number)
         groups = range(0, call.batch, number)
-        vocabulary = int(text_config(self.model).vocab_size)
-        longest = call.canvas.prompt_width + call.rules.room
-        target = CachedModel(self.model, call.batch, longest)
+        target = CachedModel(self.model, call.batch, call.longest)
         states = self._read(call, target, groups)
         target_texts, target_sums, counts = self._write(call, target, states, number)
         own = target_sums / counts
-        draft = MappedModel(self.draft, vocabulary, call.device, call.batch, longest)
+        draft = MappedModel(self.draft, call.vocabulary, call.device, call.batch, call.longest)
         draft_states = self._read(call, draft, groups)
         draft_texts, draft_sums, counts = self._write(call, draft, draft_states, number)
         target.cache.load([states[row // number] for row in call.rows])

@@ -9,6 +9,7 @@ import torch
 
 from ..engine.cache import text_config
 from ..engine.model import MappedModel, context_of
+from ..engine.text import TokenTexts, anchor
 from ..engine.tokens import Canvas
 from .chain import ChainGenerator
 from .vocabulary import once_a_pair
@@ -121,7 +122,7 @@ class ForeignGenerator(ChainGenerator):
         device: torch.device,
         **kwargs: Any,
     ) -> None:
-        self.tokenizer, self.own = tokenizers
+        self.own, self.text = tokenizers[1], TokenTexts(tokenizers[0])
         self.shared: dict[int, int] = shared_tokens(*tokenizers, vocabulary, int(text_config(draft).vocab_size))
         context = context_of(draft) or sys.maxsize
         decoder = ForeignModel(self.shared, draft, vocabulary, device, len(texts), context - 1)
@@ -150,19 +151,10 @@ class ForeignGenerator(ChainGenerator):
         if token in self.shared:
             return [self.shared[token]]
         if token not in self._pieces:
-            before, both = (
-                self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-                for ids in (self._anchor(self.tokenizer), [*self._anchor(self.tokenizer), token])
-            )
-            pieces = encode_after(self.own, self._anchor(self.own), both[len(before) :])
+            pieces = encode_after(self.own, anchor(self.own), self.text([token]))
             known = all(piece < self.decoder.own_vocabulary for piece in pieces)
             self._pieces[token] = pieces if pieces and known else [self.decoder.substitute]
         return self._pieces[token]
-
-    def _anchor(self, tokenizer: Any) -> list[int]:
-        """Something to stand before a token: at the start of a text some tokenizers drop a leading space."""
-        ids: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
-        return ids
 
     def lengths(self, canvas: Canvas, live: Sequence[int]) -> list[int]:
         """How many ids the draft reads of each of the rows `live`."""

@@ -270,6 +270,11 @@ def held(states: RowStates) -> int:
     return next((keys.shape[1] for keys, _ in filter(None, states)), 0)
 
 
+def cut(states: RowStates, length: int) -> RowStates:
+    """The first `length` tokens of a row's states."""
+    return [None if pair is None else (pair[0][:, :length], pair[1][:, :length]) for pair in states]
+
+
 def export(rows: list[RowStates], places: list[torch.Tensor], first: int, width: int, into: Cache) -> Cache:
     """Append columns [`first`, `width`) of plain `generate`'s cache to `into` and return it.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..common.fields import SAMPLING_SETTINGS
-from .cache import RowStates
+from .cache import RowStates, text_config
 from .encoders import Sources
 from .inputs import read_inputs
 from .model import CachedModel, compute_device, context_of
@@ -65,6 +65,16 @@ class CallState:
     def rows(self) -> range:
         """All rows of the caller's batch."""
         return range(self.batch)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many ids the target scores."""
+        return int(text_config(self.request.model).vocab_size)
+
+    @property
+    def longest(self) -> int:
+        """The longest that a row may become, in columns of the caller's ids and new ones."""
+        return self.canvas.prompt_width + self.rules.room
 
     def new_stats(self) -> DecodingStats:
         """Statistics in which nothing is counted yet."""

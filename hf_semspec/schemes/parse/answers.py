@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from ...drafts.ngram import NGramGenerator
 from ...drafts.static import StaticDraft
-from ...engine.cache import RowStates, held, text_config
+from ...engine.cache import RowStates, cut, held
 from ...engine.call import CallState
 from ...engine.draft import Drafter, NoDrafts
 from ...engine.model import CachedModel, MappedModel, context_of, warn_of_context
@@ -30,12 +30,11 @@ class AnswerWriter:
         self.run = run
         self.ngrams = ngrams
         request = call.request
-        self.vocabulary = int(text_config(request.model).vocab_size)
-        longest = call.canvas.prompt_width + call.rules.room
-        self.context = context_of(request.draft) or longest
+        self.vocabulary = call.vocabulary
+        self.context = context_of(request.draft) or call.longest
         kind = StaticDraft if request.scheme.compile_draft else MappedModel
         self.model: CachedModel = kind(
-            request.draft, self.vocabulary, call.device, call.batch, min(longest, self.context) - 1
+            request.draft, self.vocabulary, call.device, call.batch, min(call.longest, self.context) - 1
         )
         self.processors = Processors(request.processors).copies()
         self.states: dict[int, RowStates] = {}  # what the draft's cache held of each row when it stopped
@@ -75,9 +74,7 @@ class AnswerWriter:
 
     def forget(self, row: int, length: int) -> None:
         """Keep only the first `length` tokens of what the draft's cache held of `row`."""
-        self.states[row] = [
-            None if pair is None else (pair[0][:, :length], pair[1][:, :length]) for pair in self.states.get(row, [])
-        ]
+        self.states[row] = cut(self.states.get(row, []), length)
 
     def held(self, rows: Sequence[int]) -> list[RowStates]:
         """What the draft's cache held of each of `rows`."""
@@ -90,12 +87,11 @@ class AnswerWriter:
     def _lookup(self, call: CallState, rows: Sequence[int]) -> Drafter:
         if not self.ngrams:
             return NoDrafts()
-        canvas = call.canvas
         return NGramGenerator(
             self.vocabulary,
             NGRAM_TOKENS,
-            dict(zip(rows, canvas.texts(rows), strict=True)),
-            max_length=canvas.prompt_width + call.rules.room,
+            dict(zip(rows, call.canvas.texts(rows), strict=True)),
+            max_length=call.longest,
             with_laws=call.sampling,
             device=call.device,
         )

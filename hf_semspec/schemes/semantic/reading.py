@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from ...engine.acceptance import Acceptance
-from ...engine.cache import RowStates, held
+from ...engine.cache import RowStates, cut, held
 from ...engine.call import CallState
 from ...engine.draft import Draft
 from ...engine.model import CachedModel, Fed
@@ -64,10 +64,7 @@ class RowShelf:
 
     def states(self, row: int) -> RowStates:
         """What is held of a row that waits."""
-        length = self.cached[row]
-        return [
-            None if pair is None else (pair[0][:, :length], pair[1][:, :length]) for pair in self.parked.get(row, [])
-        ]
+        return cut(self.parked.get(row, []), self.cached[row])
 
     def park_all(self) -> None:
         """Let all rows wait."""

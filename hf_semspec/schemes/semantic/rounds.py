@@ -9,7 +9,6 @@ from torch.nn import functional
 from ...drafts.choose import asks_for_model
 from ...drafts.choose import drafter as make_drafter
 from ...engine.acceptance import BONUS, RESIDUAL, Acceptance
-from ...engine.cache import text_config
 from ...engine.call import CallState
 from ...engine.draft import Draft, Drafter, NoDrafts
 from ...engine.model import MappedModel, context_of, warn_of_context
@@ -42,10 +41,8 @@ class SegmentRounds:
         self.config: SemanticConfig = request.scheme
         self.call = call = CallState(request)
         config, batch = self.config, call.batch
-        vocabulary = int(text_config(request.model).vocab_size)
-        longest = call.canvas.prompt_width + call.rules.room
-        self.context = context_of(request.draft) or longest
-        model = MappedModel(request.draft, vocabulary, call.device, batch, min(longest, self.context) - 1)
+        self.context = context_of(request.draft) or call.longest
+        model = MappedModel(request.draft, call.vocabulary, call.device, batch, min(call.longest, self.context) - 1)
         self.target = RowShelf(call.target(), call.inputs.cached)
         self.draft = RowShelf(model, [0] * batch)
         self.scorer = Scorer(call, config)
