@@ -73,9 +73,8 @@ def chain_generator(
     tokenizers = request.tokenizer, request.assistant_tokenizer
     if first_clash(*tokenizers) is None:
         source = None if decoder is not None else call.sources.of_draft()
-        chains = ChainGenerator(
-            request.draft, call.vocabulary, batch=call.batch, decoder=decoder, source=source, **common
-        )
+        common |= {"batch": call.batch, "decoder": decoder, "source": source}
+        chains = ChainGenerator(request.draft, call.vocabulary, **common)
         _show_images(call, chains)
         return chains
     if call.sources.beside_text:

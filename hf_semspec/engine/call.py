@@ -74,7 +74,7 @@ class CallState:
     @property
     def longest(self) -> int:
         """The longest that a row may become, in columns of the caller's ids and new ones."""
-        return self.canvas.prompt_width + self.rules.room
+        return int(self.canvas.prompt_width + self.rules.room)
 
     def new_stats(self) -> DecodingStats:
         """Statistics in which nothing is counted yet."""
