@@ -71,11 +71,11 @@ notebook: $(VENV)/.stamp
 	$(RUN_TESTS) $(BIN)/python -m pytest -q --nbmake examples/tour.ipynb $(ARGS)
 
 bench: $(VENV)/.stamp-model
-	OMP_NUM_THREADS=1 $(BIN)/python -m hf_semspec.bench --goals --out docs/bench
+	OMP_NUM_THREADS=1 $(BIN)/python -m examples.benchmarks goals --out docs/bench
 	for sweep in pairs profile scaling; do \
-		OMP_NUM_THREADS=1 $(BIN)/python -m hf_semspec.bench --sweep $$sweep --out docs/bench $(ARGS) || exit; \
+		OMP_NUM_THREADS=1 $(BIN)/python -m examples.benchmarks sweep $$sweep --out docs/bench $(ARGS) || exit; \
 	done
-	$(BIN)/python -m hf_semspec.bench --out docs/bench --page docs/benchmarks.md
+	$(BIN)/python -m examples.benchmarks page docs/benchmarks.md --out docs/bench
 
 # The pair of the arithmetic lab, 45 minutes on two cores. It is made in out/, where an interrupted run is taken up again.
 LAB := examples.arithmetic_lab

@@ -13,7 +13,8 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md", "examples/arithmetic_lab/README.md"]
+OUTSIDE = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+OUTSIDE += [f"examples/{name}README.md" for name in ("", "arithmetic_lab/", "benchmarks/")]
 # In the site docs/ is the root, and README.md there would take the place of index.md.
 PLACES = {"README.md": "repository.md"}
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]+)(#[^)]*)?\)")

@@ -8,10 +8,12 @@ import sys
 import pytest
 import torch
 
-from hf_semspec import SemSpecConfig, cli
-from hf_semspec.tools import comparison
+from hf_semspec import SemSpecConfig
+from hf_semspec.cli import command as cli
+from hf_semspec.cli import comparison
+from hf_semspec.cli.comparison import PLAIN, Run
+from hf_semspec.tools import loading
 from hf_semspec.tools import models as demo
-from hf_semspec.tools.comparison import PLAIN, Run
 from tests.models import tiny, tokenizer
 
 
@@ -142,8 +144,8 @@ class TestGenerate:
 class TestComparison:
     def test_a_chat_template_is_used_unless_raw(self):
         tok = tokenizer(chat=True)
-        assert tok.decode(comparison.encode(tok, "Hi")[0]).startswith("user: Hi")
-        assert tok.decode(comparison.encode(tok, "Hi", chat=False)[0]) == "Hi"
+        assert tok.decode(loading.encode(tok, "Hi")[0]).startswith("user: Hi")
+        assert tok.decode(loading.encode(tok, "Hi", chat=False)[0]) == "Hi"
 
     def test_forwards_of_plain_decoding_are_its_tokens(self):
         model = tiny()

@@ -18,11 +18,11 @@ from transformers import (
 )
 
 import hf_semspec
-from hf_semspec import cli
-from hf_semspec.bench import page as benchmarks
+from examples.benchmarks import page as benchmarks
+from examples.benchmarks.marks import marks
+from hf_semspec.cli import command as cli
 from hf_semspec.drafts import vocabulary
 from hf_semspec.integration import options as compatibility
-from hf_semspec.tools.pages import marks
 from tests.encoder_models import encoder_decoder
 from tests.models import draft_of, prompts, tiny, tokenizer
 
@@ -104,7 +104,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_benchmark_page_is_what_its_results_say():
-    """`python -m hf_semspec.bench --out docs/bench --page docs/benchmarks.md` would change nothing."""
+    """`python -m examples.benchmarks page docs/benchmarks.md --out docs/bench` would change nothing."""
     text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
     begin, end = marks("measured")
     shown = text[text.index(begin) + len(begin) : text.index(end)]

@@ -1,4 +1,4 @@
-"""The measuring side: what a pair of models gains from each scheme, measured and forecast, and the project's pages.
+"""The measuring side: what a pair of models gains from each scheme, measured and forecast.
 
 [`bench`] measures, [`check`] forecasts, [`controlled_pair`] makes a pair with a chosen agreement.
 """

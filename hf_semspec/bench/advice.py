@@ -14,13 +14,13 @@ from ..common.fields import integer
 from ..drafts.vocabulary import MAX_VOCABULARY_PADDING, first_clash
 from ..engine.cache import text_config
 from ..tools.machine import describe
-from ..tools.timing import Progress, silent
 from .agreement import Agreement, agreement_on, block_chi2
-from .contenders import GREEDY, SAMPLING
 from .costs import Seconds, measure_costs
 from .prediction import Cost, Forecast, best_particles, best_verified, interpolated, whole_pieces
+from .progress import Progress, silent
 from .request import PairRequest
 from .results import title_of
+from .rivals import GREEDY, SAMPLING
 from .subject import Subject
 
 WIDTHS, BATCHES = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8)

@@ -7,9 +7,9 @@ import os
 import re
 import shlex
 import sys
-import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,10 @@ from ..evaluation.command import SCHEMES_HELP
 from ..tools.loading import DRAFT_HELP
 from .advice import check
 from .function import bench
-from .page import GOALS, write_page
-from .report import markdown
+from .progress import ProgressLine
 from .results import NOTE, write_json
-from .run import FULL, QUICK, run_goals
 from .sizes import SIZES, size_by_name
-from .sweeps import DEFAULTS, quick, run_sweep
 
-MINUTE = 60.0
 _SIZE_HELP = f"one of {', '.join(SIZES)}, or LAYERSxHIDDENxINTERMEDIATExHEADS"
 
 
@@ -57,14 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--new-tokens", type=int, default=128, metavar="N")
     add("--repeats", type=int, default=5, metavar="N", help="timed turns (default 5)")
     add("--alone", type=int, metavar="N", help="of ways that take one prompt at a time, time N prompts of a batch")
-    pages = parser.add_argument_group("the project's own measurements")
-    pages.add_argument("--goals", action="store_true", help="measure the project's goals")
-    pages.add_argument("--sweep", choices=tuple(DEFAULTS), help="measure a part of docs/benchmarks.md")
-    pages.add_argument("--minutes", type=float, metavar="N", help="start no point of a sweep later than this")
-    pages.add_argument("--name", help="of a sweep's result in --out (default: the sweep)")
-    pages.add_argument("--work", type=Path, metavar="DIR", help="where a sweep keeps its points (default out/bench)")
-    pages.add_argument("--quick", action="store_true", help="tiny models; shows that all runs, no real numbers")
-    pages.add_argument("--page", type=Path, metavar="FILE", help="write the results in --out into this page")
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,56 +65,34 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace, command: str) -> int:
-    """Measure what was asked for and write it; 0 if all went well."""
-    actions = [arguments.goals, arguments.sweep is not None, _names_a_pair(arguments)]
-    if sum(actions) > 1:
-        raise ValueError("--goals, --sweep and a pair (--model or --controlled) exclude each other")
-    if not any(actions) and arguments.page is None:
-        raise ValueError(
-            "nothing to measure: pass --model and --draft, --controlled AGREEMENT, --goals, or --sweep; --page FILE "
-            "alone writes what is in --out into a page"
+    """Measure the pair, print the tables and write the result; 0 if all went well."""
+    with quiet():
+        measured = bench(
+            **_pair(arguments),
+            schemes=arguments.schemes,
+            batches=whole_numbers("--batch", arguments.batch),
+            new_tokens=arguments.new_tokens,
+            repeats=arguments.repeats,
+            alone=arguments.alone,
+            out=arguments.out,
+            report=ProgressLine(),
+            command=command,
         )
-    if arguments.page is not None and arguments.out is None:
-        raise ValueError("--page FILE is written from the results in a folder: pass --out DIR")
-    if arguments.sweep is not None and arguments.out is None:
-        raise ValueError("--sweep writes its result into a folder: pass --out DIR")
-    _quiet()
-    with warnings.catch_warnings():
-        # Stock's assisted generation warns of its own calls, and a controlled pair's smc of its weights.
-        warnings.simplefilter("ignore")
-        if arguments.goals:
-            _goals(arguments, command)
-        elif arguments.sweep is not None:
-            plan = quick(arguments.sweep) if arguments.quick else None
-            run_sweep(
-                arguments.sweep,
-                plan,
-                out=arguments.out,
-                work=arguments.work,
-                name=arguments.name,
-                minutes=arguments.minutes,
-                command=command,
-                report=Progress(),
-            )
-        elif _names_a_pair(arguments):
-            _bench(arguments, command)
-    if arguments.page is not None:
-        write_page(arguments.out, arguments.page)
-        print(f"{arguments.page} written from {arguments.out}")
+    _show(measured.tables(), NOTE)
+    if arguments.out is not None:
+        print(f"written to {arguments.out}")
     return 0
 
 
 def execute_check(arguments: argparse.Namespace, command: str) -> int:
     """Look at a pair, print what was found and the warnings; 0 if all went well."""
-    _quiet()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         advice = check(
             **_pair(arguments),
             new_tokens=arguments.new_tokens,
             repeats=arguments.repeats,
             blocks=arguments.blocks,
-            report=Progress(),
+            report=ProgressLine(),
             command=command,
         )
     _show(advice.tables(), *(f"! {warning}" for warning in advice.warnings))
@@ -134,35 +100,6 @@ def execute_check(arguments: argparse.Namespace, command: str) -> int:
         arguments.out.mkdir(parents=True, exist_ok=True)
         write_json(arguments.out / "check.json", advice.to_dict())
     return 0
-
-
-def _goals(arguments: argparse.Namespace, command: str) -> None:
-    result = run_goals(QUICK if arguments.quick else FULL, command=command, report=Progress())
-    print(markdown(result))
-    if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        write_json(arguments.out / f"{GOALS}.json", result)
-
-
-def _bench(arguments: argparse.Namespace, command: str) -> None:
-    measured = bench(
-        **_pair(arguments),
-        schemes=arguments.schemes,
-        batches=whole_numbers("--batch", arguments.batch),
-        new_tokens=arguments.new_tokens,
-        repeats=arguments.repeats,
-        alone=arguments.alone,
-        out=arguments.out,
-        report=Progress(),
-        command=command,
-    )
-    _show(measured.tables(), NOTE)
-    if arguments.out is not None:
-        print(f"written to {arguments.out}")
-
-
-def _names_a_pair(arguments: argparse.Namespace) -> bool:
-    return any(value is not None for value in (arguments.model, arguments.draft, arguments.controlled))
 
 
 def _pair(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -195,22 +132,6 @@ def whole_numbers(option: str, text: str) -> list[int]:
         raise ValueError(f"{option} {text}: must be whole numbers, such as 1,4,8") from None
 
 
-class Progress:
-    """What runs now, on standard error: one line that is written over; in a log a line for every step of a sweep, and
-    else one a minute."""
-
-    def __init__(self) -> None:
-        self.said = -MINUTE
-
-    def __call__(self, message: str) -> None:
-        """Show `message`; one that begins with a bracket is a step."""
-        if sys.stderr.isatty() and not message.startswith("["):
-            print(f"\r\x1b[2K{message}", end="", file=sys.stderr, flush=True)
-        elif message.startswith("[") or time.monotonic() - self.said > MINUTE:
-            print(("\r\x1b[2K" if sys.stderr.isatty() else "") + message, file=sys.stderr, flush=True)
-            self.said = time.monotonic()
-
-
 def _show(tables: Iterable[Any], *notes: str) -> None:
     from rich.console import Console
 
@@ -224,9 +145,15 @@ def _show(tables: Iterable[Any], *notes: str) -> None:
         console.print(note, highlight=False, markup=False)
 
 
-def _quiet() -> None:
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside the block only errors are shown: transformers' assisted generation warns of its own calls, and smc of the
+    weights of a controlled pair. Transformers stays quiet afterwards."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from ..tools.timing import Progress, forward_seconds, silent
+import torch
+from transformers import PreTrainedModel
+
+from ..engine.cache import cache_argument, new_dynamic_cache
+from ..evaluation.decoding import synchronize
 from .prediction import expected_tokens, speed_up
+from .progress import Progress, silent
 from .rivals import Way
 from .subject import Subject
 
@@ -35,6 +43,46 @@ def measure_costs(
         seconds = forward_seconds(passes, batch=rows, context=context, repeats=repeats, report=report)
         found |= {each: seconds[f"{each[0]} {each[2]}"] for each in here}
     return found
+
+
+@torch.no_grad()
+def forward_seconds(
+    passes: dict[str, tuple[PreTrainedModel, int]],
+    *,
+    batch: int,
+    context: int,
+    repeats: int,
+    rows: dict[str, int] | None = None,
+    report: Progress = silent,
+) -> dict[str, float]:
+    """Median seconds of a forward over n new tokens behind a cached context, the passes taken in turns.
+
+    Args:
+        passes (`dict[str, tuple[PreTrainedModel, int]]`): by name, the model and n.
+        batch (`int`): rows.
+        context (`int`): tokens in the cache before the first pass; each pass adds its own.
+        repeats (`int`): timed turns, after one that is dropped.
+        rows (`dict[str, int]`, *optional*): by name, another number of rows than `batch`.
+        report (`Callable[[str], None]`): told the turn.
+    """
+    caches: dict[str, Any] = {}
+    sizes = rows or {}
+    for name, (model, _) in passes.items():
+        caches[name] = new_dynamic_cache(model)
+        ids = torch.zeros(sizes.get(name, batch), context, dtype=torch.long, device=model.device)
+        model(input_ids=ids, **{cache_argument(model): caches[name]})
+    seconds: dict[str, list[float]] = {name: [] for name in passes}
+    for turn in range(-1, repeats):
+        report(f"cost of a forward, turn {max(turn + 1, 0)} of {repeats}")
+        for name, (model, width) in passes.items():
+            ids = torch.zeros(sizes.get(name, batch), width, dtype=torch.long, device=model.device)
+            synchronize()
+            start = time.perf_counter()
+            model(input_ids=ids, **{cache_argument(model): caches[name]})
+            synchronize()
+            if turn >= 0:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def needed(ways: Iterable[Way], batch: int) -> dict[str, list[tuple[int, int]]]:

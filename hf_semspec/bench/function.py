@@ -13,8 +13,8 @@ from ..common.fields import integer
 from ..evaluation.contenders import Contender as Wanted
 from ..evaluation.journal import Journal
 from ..tools.machine import describe
-from ..tools.timing import Progress, silent
 from .measure import measure_point
+from .progress import Progress, silent
 from .request import PairRequest
 from .results import Measured
 from .rivals import DEFAULT_SCHEMES, check_schemes

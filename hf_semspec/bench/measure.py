@@ -12,12 +12,12 @@ import torch
 
 from ..drafts.vocabulary import first_clash
 from ..evaluation.contenders import Contender as Wanted
-from ..evaluation.decoding import Batch
+from ..evaluation.decoding import Batch, synchronize
 from ..evaluation.statistics import bootstrap
-from ..tools.timing import Progress, silent, synchronize
 from .accounting import accounted
 from .agreement import Agreement, agreement_on
 from .costs import forecast, measure_costs, needed
+from .progress import Progress, silent
 from .rivals import PLAIN, Way, plain_ways, stock_ways, tuning_lengths, wanted_way
 from .subject import Subject
 

@@ -113,15 +113,14 @@ def controlled_pair(
     return ControlledPair(model, draft, cycle, agrees)
 
 
-def random_llama(
-    size: Size, *, vocab: int, seed: int = 0, initializer_range: float = 0.02, dtype: torch.dtype = torch.float32
-) -> LlamaForCausalLM:
-    """A Llama of the given shape with random weights, no end-of-text token, in eval mode."""
-    generator = torch.Generator().manual_seed(seed)
-    model = _llama(size, vocab, dtype, "cpu")
+def random_llama(size: Size, *, vocab: int) -> LlamaForCausalLM:
+    """A Llama of the given shape with random float32 weights, the same ones each time, without an end-of-text token,
+    in eval mode."""
+    generator = torch.Generator().manual_seed(0)
+    model = _llama(size, vocab, torch.float32, "cpu")
     for parameter in model.parameters():
         if parameter.dim() > 1:
-            parameter.data.normal_(0.0, initializer_range, generator=generator)
+            parameter.data.normal_(0.0, 0.02, generator=generator)
     return model
 
 

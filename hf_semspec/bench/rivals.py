@@ -16,14 +16,17 @@ from ..drafts.vocabulary import first_clash
 from ..engine.cache import text_config
 from ..evaluation.contenders import ASSISTED, DRAFT, TARGET, parse_contenders
 from ..evaluation.contenders import Contender as Wanted
-from ..evaluation.decoding import Batch
+from ..evaluation.decoding import Batch, stock_schedule
 from ..schemes.table import SCHEMES
-from ..tools.comparison import stock_schedule
-from .contenders import GREEDY, SAMPLING, TUNED_LENGTHS
 from .subject import Subject
 
 PLAIN, COMPILED, LOOKUP, ENSEMBLE = "plain", "plain, compiled", "HF prompt lookup", "HF ensemble"
 TUNED = "HF assisted, tuned"
+# The draft lengths that transformers' assisted generation is tried with; the fastest of the run counts as "tuned".
+TUNED_LENGTHS = (2, 3, 4, 5, 8)
+# What each way decodes with: greedily, or from the whole law.
+GREEDY: dict[str, Any] = {"do_sample": False}
+SAMPLING: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 MODES = {"greedy": GREEDY, "sampling": SAMPLING}
 LOOKUP_TOKENS, ENSEMBLE_WEIGHT = 5, 0.5
 _SAMPLING: dict[str, Any] = {"do_sample": True}

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from ..evaluation.decoding import Batch
 from ..evaluation.evaluate import load_pair
-from ..tools.comparison import encode
+from ..tools.loading import encode
 from ..tools.models import PROBLEMS
 from .pairs import ControlledPair, controlled_pair
 from .sizes import Size

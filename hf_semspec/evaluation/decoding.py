@@ -15,8 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from ..configuration import SemSpecConfig
 from ..drafts.choose import asks_for_model
 from ..drafts.vocabulary import first_clash
-from ..tools.comparison import encode, stock_schedule
-from ..tools.timing import synchronize
+from ..tools.loading import encode
 from .contenders import ASSISTED, BEST_OF, DRAFT, MAJORITY, TARGET, Contender
 
 # What is kept of a scheme's statistics; all of them add up over calls.
@@ -42,6 +41,7 @@ _COUNTS = (
     "draft_seconds",
     "other_seconds",
 )
+_STOCK_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 # Records of a scheme that are kept row by row.
 _ROWS = ("verdicts", "boundaries", "kept_tokens", "log_weights")
 
@@ -273,6 +273,30 @@ def vote(answers: Sequence[str | None], weights: Sequence[float] | None = None) 
             votes[answer] = votes.get(answer, 0.0) + weight
     # A dict keeps the order of first appearance, and `max` takes the first of equals.
     return answers.index(max(votes, key=votes.__getitem__)) if votes else 0
+
+
+def synchronize() -> None:
+    """Wait for the accelerator, so that a clock read on the host means what it says."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def stock_schedule(draft: PreTrainedModel, num_draft_tokens: int | None) -> Iterator[None]:
+    """Inside the block transformers' assisted generation drafts `num_draft_tokens` tokens every round, whatever their
+    confidence (`None`: by its own heuristic); the draft's settings are put back in any case."""
+    # Stock reads these from the draft, not from the call, and leaves its adapted length behind there.
+    settings = draft.generation_config
+    before = {name: getattr(settings, name) for name in _STOCK_FIELDS}
+    if num_draft_tokens is not None:
+        settings.num_assistant_tokens = num_draft_tokens
+        settings.num_assistant_tokens_schedule = "constant"
+        settings.assistant_confidence_threshold = 0.0
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(settings, name, value)
 
 
 @contextmanager

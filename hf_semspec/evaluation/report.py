@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..tools.pages import markdown_table
 from .grids import Grid
 from .journal import Record
 
@@ -189,3 +188,9 @@ class Report:
 
 def _no_row(name: str) -> dict[str, Any]:
     raise KeyError(name)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A markdown table, numbers aligned to the right after the first column."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))

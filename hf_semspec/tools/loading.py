@@ -1,11 +1,11 @@
-"""What the command line loads: dtype and device by name, drafts by name or made from the target."""
+"""What users name, as it is loaded: dtypes and devices, drafts by name or made from the target, prompts as ids."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafts.load import load_draft
 from ..drafts.quantizations import MAKERS
@@ -82,3 +82,13 @@ def dtype_by_name(name: str) -> torch.dtype | str:
     if name != "auto" and not isinstance(dtype, torch.dtype):
         raise ValueError(f"--dtype {name}: must be auto or a dtype of torch, such as bfloat16.")
     return dtype if isinstance(dtype, torch.dtype) else name
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, *, chat: bool = True) -> torch.Tensor:
+    """The ids `(1, length)` of `prompt`, as a user turn where the tokenizer has a chat template and `chat` is set."""
+    if chat and tokenizer.chat_template:
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+        )
+        return tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids  # type: ignore[no-any-return]
+    return tokenizer(prompt, return_tensors="pt").input_ids  # type: ignore[no-any-return]

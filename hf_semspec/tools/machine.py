@@ -36,9 +36,9 @@ def describe(command: str) -> dict[str, Any]:
 
 def commit() -> str | None:
     """The commit that the package's files are at, `None` where they are not tracked (an installed copy)."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     try:
-        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
+        _git(folder, "ls-files", "--error-unmatch", "__init__.py")
         head = _git(folder, "rev-parse", "--short=12", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--", ".")
     except (OSError, subprocess.CalledProcessError):

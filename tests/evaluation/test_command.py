@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import hf_semspec
 from hf_semspec import cli
 from hf_semspec.evaluation.contenders import parse_contenders
 from hf_semspec.evaluation.journal import Journal
@@ -135,7 +136,7 @@ def test_two_processes_find_what_one_finds(folders, tmp_path):
     assert cli.main(arguments(folders, *extra, "--out", tmp_path / "one")) == 0
     launch = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
     command = [sys.executable, *launch.split(), "--dynamo_backend", "no", "--main_process_port", "0"]
-    root = os.path.dirname(os.path.dirname(os.path.abspath(cli.__file__)))
+    root = os.path.dirname(os.path.dirname(os.path.abspath(hf_semspec.__file__)))
     done = subprocess.run(
         [*command, "-m", "hf_semspec.cli", *arguments(folders, *extra, "--out", tmp_path / "two")],
         env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},

@@ -10,13 +10,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..configuration import EASDConfig, LosslessConfig
-from ..tools.machine import describe
-from ..tools.timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent, threads
-from . import contenders as ways
-from .pairs import ControlledPair, controlled_pair, random_llama
+from hf_semspec import EASDConfig, LosslessConfig
+from hf_semspec.bench import SIZES, ControlledPair, Size, controlled_pair
+from hf_semspec.bench.costs import forward_seconds
+from hf_semspec.bench.pairs import random_llama
+from hf_semspec.bench.progress import Progress, silent
+from hf_semspec.bench.rivals import TUNED_LENGTHS
+from hf_semspec.tools.machine import describe
+
+from . import ways
 from .particles import measure_smc
-from .sizes import DRAFT_1_5M, GOAL_LLAMA, TARGET_98M, Size
+from .timing import Contender, interleave, median_ratio, threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +40,13 @@ class Plan:
         particles, particle_lengths (`tuple[int, ...]`): N and γ of `smc`, and of `lossless` with N chains beside it.
     """
 
-    target: Size = TARGET_98M
-    draft: Size = DRAFT_1_5M
+    target: Size = SIZES["98M"]
+    draft: Size = SIZES["1.5M"]
     vocab: int = 8192
     agreement: float = 0.65
     prompt: int = 16
     new_tokens: int = 96
-    lengths: tuple[int, ...] = ways.TUNED_LENGTHS
+    lengths: tuple[int, ...] = TUNED_LENGTHS
     repeats: int = 3
     overhead_tokens: int = 120
     overhead_repeats: int = 15
@@ -55,7 +59,7 @@ class Plan:
 FULL = Plan()
 # Minutes become seconds; the numbers mean nothing and only show that every part runs.
 QUICK = Plan(
-    target=GOAL_LLAMA,
+    target=SIZES["0.7M"],
     draft=Size(layers=1, hidden=64, intermediate=64, heads=2),
     vocab=512,
     new_tokens=24,
@@ -102,7 +106,7 @@ def run_goals(plan: Plan = FULL, *, command: str = "", report: Progress = silent
 
 def measure_overhead(plan: Plan = FULL, report: Progress = silent) -> dict[str, Any]:
     """CPU time a token over plain greedy decoding, a small Llama drafting for itself: the cost of the loops."""
-    model, draft = (random_llama(GOAL_LLAMA, vocab=1000) for _ in range(2))
+    model, draft = (random_llama(SIZES["0.7M"], vocab=1000) for _ in range(2))
     ids = torch.randint(1000, (1, plan.prompt), generator=torch.Generator().manual_seed(0))
     config = LosslessConfig(num_draft_tokens=OVERHEAD_LENGTH)
     contenders = [

@@ -10,17 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.contenders import Contender as Wanted
-from ..evaluation.journal import Journal
-from ..tools.machine import describe
-from ..tools.timing import Progress, silent
-from .measure import measure_point
+from hf_semspec.bench import SIZES, Size
+from hf_semspec.bench.measure import measure_point
+from hf_semspec.bench.progress import Progress, silent
+from hf_semspec.bench.request import check_installed
+from hf_semspec.bench.results import write_json
+from hf_semspec.bench.rivals import COMPILED_DRAFT, DEFAULT_SCHEMES, check_schemes
+from hf_semspec.bench.subject import Subject, controlled_subject
+from hf_semspec.evaluation.contenders import Contender as Wanted
+from hf_semspec.evaluation.journal import Journal
+from hf_semspec.tools.machine import describe
+
 from .profiling import profile
-from .request import check_installed
-from .results import write_json
-from .rivals import COMPILED_DRAFT, DEFAULT_SCHEMES, check_schemes
-from .sizes import DRAFT_1_5M, SIZES, TARGET_98M, Size
-from .subject import Subject, controlled_subject
 
 AGREEMENTS = (0.5, 0.65, 0.8, 0.9)
 
@@ -41,8 +42,8 @@ class Sweep:
         seed (`int`): of the pairs and of all draws.
     """
 
-    target: Size = TARGET_98M
-    draft: Size = DRAFT_1_5M
+    target: Size = SIZES["98M"]
+    draft: Size = SIZES["1.5M"]
     vocab: int = 8192
     agreements: tuple[float, ...] = AGREEMENTS
     batches: tuple[int, ...] = (1, 8, 4)
@@ -107,7 +108,7 @@ def run_sweep(
         ValueError: no such sweep, or `work` holds another one.
     """
     if kind not in DEFAULTS:
-        raise ValueError(f"--sweep {kind}: must be one of {', '.join(DEFAULTS)}")
+        raise ValueError(f"sweep {kind}: must be one of {', '.join(DEFAULTS)}")
     if minutes is not None and not minutes > 0:
         raise ValueError(f"--minutes {minutes}: must be > 0")
     check_installed()

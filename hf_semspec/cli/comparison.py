@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,6 @@ from ..configuration import SemSpecConfig
 from ..engine.outputs import DecodingStats
 
 PLAIN = "plain"
-_STOCK_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
 
 @dataclass
@@ -74,16 +72,6 @@ def _percent(rate: float | None) -> str:
     return "" if rate is None else f"{rate:.0%}"
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, *, chat: bool = True) -> torch.Tensor:
-    """The ids `(1, length)` of `prompt`, as a user turn where the tokenizer has a chat template and `chat` is set."""
-    if chat and tokenizer.chat_template:
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
-        )
-        return tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids  # type: ignore[no-any-return]
-    return tokenizer(prompt, return_tensors="pt").input_ids  # type: ignore[no-any-return]
-
-
 def decode(
     run: Run,
     model: PreTrainedModel,
@@ -117,24 +105,6 @@ def decode(
         run.target_forwards += stats.target_forwards
         run.stats.append(stats)
     return output
-
-
-@contextmanager
-def stock_schedule(draft: PreTrainedModel, num_draft_tokens: int | None) -> Iterator[None]:
-    """Inside the block transformers' assisted generation drafts `num_draft_tokens` tokens every round, whatever their
-    confidence (`None`: by its own heuristic); the draft's settings are put back in any case."""
-    # Stock reads these from the draft, not from the call, and leaves its adapted length behind there.
-    settings = draft.generation_config
-    before = {name: getattr(settings, name) for name in _STOCK_FIELDS}
-    if num_draft_tokens is not None:
-        settings.num_assistant_tokens = num_draft_tokens
-        settings.num_assistant_tokens_schedule = "constant"
-        settings.assistant_confidence_threshold = 0.0
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(settings, name, value)
 
 
 def verdicts_table(output: Any, tokenizer: PreTrainedTokenizerBase, prompt_length: int) -> Any:

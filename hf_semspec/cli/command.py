@@ -15,14 +15,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TextStreamer
 from transformers.utils import logging
 
-from .common.fields import SchemeConfig
-from .configuration import EASDConfig, SemanticConfig, SemSpecConfig, SMCConfig
-from .drafts.choose import asks_for_model
-from .drafts.load import load_draft
-from .schemes import BUILT_IN
-from .schemes.table import SCHEMES
-from .tools.comparison import PLAIN, Run, comparison_table, decode, encode, plain_config, verdicts_table
-from .tools.loading import DRAFT_HELP, MADE, device_by_name, dtype_by_name, load_named_draft, own_draft
+from ..common.fields import SchemeConfig
+from ..configuration import EASDConfig, SemanticConfig, SemSpecConfig, SMCConfig
+from ..drafts.choose import asks_for_model
+from ..drafts.load import load_draft
+from ..schemes import BUILT_IN
+from ..schemes.table import SCHEMES
+from ..tools.loading import DRAFT_HELP, MADE, device_by_name, dtype_by_name, encode, load_named_draft, own_draft
+from .comparison import PLAIN, Run, comparison_table, decode, plain_config, verdicts_table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="speed and memory of every scheme and its rivals on your pair")
     advise = commands.add_parser("check", help="what your pair promises for each scheme, before anything is decoded")
-    from .bench import command
+    from ..bench import command
 
     command.add_arguments(bench)
     bench.set_defaults(run=command.execute)
@@ -78,13 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     advise.set_defaults(run=command.execute_check)
 
     export = commands.add_parser("export-recipe", help="write a folder for generate(custom_generate=...)")
-    from .hub import export as recipe_command
+    from ..hub import export as recipe_command
 
     recipe_command.add_arguments(export, _setting)
     export.set_defaults(run=recipe_command.execute)
 
     evaluate = commands.add_parser("eval", help="quality beside speed: every scheme and its rivals on a task of yours")
-    from .evaluation import command as evaluation_command
+    from ..evaluation import command as evaluation_command
 
     evaluation_command.add_arguments(evaluate)
     evaluate.set_defaults(run=evaluation_command.execute)
@@ -150,7 +150,7 @@ def _add_decoding(parser: argparse.ArgumentParser) -> None:
 
 def _demo(arguments: argparse.Namespace, command: str) -> int:
     console = _console()
-    from .tools.models import ENTROPY_THRESHOLD, PROBLEMS, load_smollm2
+    from ..tools.models import ENTROPY_THRESHOLD, PROBLEMS, load_smollm2
 
     logging.disable_progress_bar()
     cuda = torch.cuda.is_available()
@@ -281,7 +281,7 @@ def _pair_of(arguments: argparse.Namespace, config: SemSpecConfig, console: Any)
     if draft_name is not None and not with_draft:
         raise ValueError('--draft is of no use with draft="ngram": leave it out, or --set draft=ngram+model')
     if name is None:
-        from .tools.models import smollm2_folder
+        from ..tools.models import smollm2_folder
 
         name, draft_name = str(smollm2_folder()), draft_name or ("nf4" if device.startswith("cuda") else "bf16")
     elif draft_name is None and with_draft:
@@ -330,7 +330,3 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, float(value) if value in ("inf", "-inf") else value
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,5 +1,5 @@
 """What `import hf_semspec` costs beyond the parts of transformers that it builds on:
-`python -m hf_semspec.bench.imports [--page FILE]`."""
+`python -m examples.benchmarks.imports [--page FILE]`."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from ..tools.pages import write_between
+from .marks import write_between
 
 GOAL_MS = 150.0
 BASE = "import transformers.generation.utils, transformers.pipelines.base"
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         `int`: 0.
     """
-    parser = argparse.ArgumentParser(prog="python -m hf_semspec.bench.imports", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m examples.benchmarks.imports", description=__doc__)
     parser.add_argument("--runs", type=int, default=7, metavar="N", help="processes (default 7, after one to warm up)")
     parser.add_argument("--page", type=Path, metavar="FILE", help="a page with the marks to write between")
     arguments = parser.parse_args(argv)
@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _table(runs: list[dict[str, object]]) -> str:
     lines = [
-        f"`python -m hf_semspec.bench.imports`, {len(runs)} fresh processes; Python {sys.version.split()[0]}, torch "
-        f"{torch.__version__}, transformers {transformers.__version__}.",
+        f"`python -m examples.benchmarks.imports`, {len(runs)} fresh processes; Python {sys.version.split()[0]}, "
+        f"torch {torch.__version__}, transformers {transformers.__version__}.",
         "",
         "| milliseconds beyond transformers | median | least | most | goal |",
         "|---|---:|---:|---:|---:|",

@@ -7,19 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..tools.pages import markdown_table, origin, write_between
+from hf_semspec.bench.results import HEADER, agreement_line, cells, shown_rows, title_of, with_interval
+from hf_semspec.evaluation.report import markdown_table
+
 from . import report
+from .marks import origin, write_between
 from .pictures import plot_lines
 from .profiling import DRAFT, PARTS, PREPARES, TARGET
-from .results import HEADER, agreement_line, cells, shown_rows, title_of, with_interval
 
 GOALS, PAIRS, SCALING, PROFILE, BEFORE = "goals", "pairs", "scaling", "profile", "profile_before"
-_RUN = "OMP_NUM_THREADS=1 python -m hf_semspec.bench"
+_RUN = "OMP_NUM_THREADS=1 python -m examples.benchmarks"
 COMMANDS = {
-    GOALS: f"{_RUN} --goals --out docs/bench",
-    PAIRS: f"{_RUN} --sweep pairs --out docs/bench",
-    SCALING: f"{_RUN} --sweep scaling --out docs/bench",
-    PROFILE: f"{_RUN} --sweep profile --out docs/bench",
+    GOALS: f"{_RUN} goals --out docs/bench",
+    PAIRS: f"{_RUN} sweep pairs --out docs/bench",
+    SCALING: f"{_RUN} sweep scaling --out docs/bench",
+    PROFILE: f"{_RUN} sweep profile --out docs/bench",
 }
 DETAILED = 0.65
 

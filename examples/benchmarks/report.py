@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..tools.pages import markdown_table, origin
+from hf_semspec.evaluation.report import markdown_table
+
+from .marks import origin
 
 
 def markdown(result: dict[str, Any]) -> str:

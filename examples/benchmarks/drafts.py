@@ -1,6 +1,6 @@
 """What every kind of draft costs and is worth: acceptance, bytes and tokens per second, for the page on drafts.
 
-Run it as `python -m hf_semspec.bench.drafts`.
+Run it as `python -m examples.benchmarks.drafts`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from ..configuration import SemSpecConfig
-from ..drafts.load import load_draft
-from ..drafts.quantizations import MAKERS
-from ..drafts.weights import own_bytes, weight_bytes
-from ..tools.comparison import PLAIN, Run, decode, encode, plain_config
-from ..tools.machine import describe
-from ..tools.models import NAME, PROBLEMS, load_smollm2
-from ..tools.pages import markdown_table, origin, write_between
+from hf_semspec import SemSpecConfig, load_draft
+from hf_semspec.cli.comparison import PLAIN, Run, decode, plain_config
+from hf_semspec.drafts.quantizations import MAKERS
+from hf_semspec.drafts.weights import own_bytes, weight_bytes
+from hf_semspec.evaluation.report import markdown_table
+from hf_semspec.tools.loading import encode
+from hf_semspec.tools.machine import describe
+from hf_semspec.tools.models import NAME, PROBLEMS, load_smollm2
+
+from .marks import origin, write_between
 
 NUM_DRAFT_TOKENS = 4
 # Share of the target's layers in the drafts that are its first layers.
@@ -174,8 +176,8 @@ def _lab(folder: Path, prompts: int) -> tuple[PreTrainedModel, PreTrainedTokeniz
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`python -m hf_semspec.bench.drafts`."""
-    parser = argparse.ArgumentParser(prog="python -m hf_semspec.bench.drafts", description=__doc__)
+    """`python -m examples.benchmarks.drafts`."""
+    parser = argparse.ArgumentParser(prog="python -m examples.benchmarks.drafts", description=__doc__)
     parser.add_argument("--lab", type=Path, metavar="DIR", help="also the pair of examples/arithmetic_lab, in DIR")
     parser.add_argument("--max-new-tokens", type=int, default=48, metavar="N")
     parser.add_argument("--prompts", type=int, default=len(PROBLEMS), metavar="N", help="of each pair")
@@ -188,7 +190,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.stored is not None:
         result = json.loads(arguments.stored.read_text(encoding="utf-8"))
     else:
-        result = _run(arguments, shlex.join(["python", "-m", "hf_semspec.bench.drafts", *argv]))
+        result = _run(arguments, shlex.join(["python", "-m", "examples.benchmarks.drafts", *argv]))
     print(markdown(result))
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)

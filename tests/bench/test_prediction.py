@@ -13,8 +13,7 @@ from hf_semspec.bench.prediction import best_particles, best_verified, expected_
 from hf_semspec.bench.rivals import DEFAULT_SCHEMES, Way, wanted_way
 from hf_semspec.bench.subject import Subject
 from hf_semspec.evaluation.contenders import Contender as Wanted
-
-from .models import draft_of, prompts, tiny, tokenizer
+from tests.models import draft_of, prompts, tiny, tokenizer
 
 
 def one(rows, width):

@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from examples.benchmarks import drafts
+from examples.benchmarks.marks import marks
 from hf_semspec import load_draft
-from hf_semspec.bench import drafts
 from hf_semspec.drafts.quantizations import MAKERS
-from hf_semspec.tools.pages import marks
-
-from .helpers import WEAK_DRAFTS
-from .models import draft_of, tiny, tokenizer
+from tests.helpers import WEAK_DRAFTS
+from tests.models import draft_of, tiny, tokenizer
 
 pytestmark = WEAK_DRAFTS
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

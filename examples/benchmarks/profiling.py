@@ -11,43 +11,55 @@ from typing import Any
 
 import torch
 
-from ..evaluation.contenders import Contender as Wanted
-from ..tools.timing import Progress, silent
-from .accounting import wait
-from .rivals import wanted_way
-from .subject import Subject
+from hf_semspec.bench.accounting import wait
+from hf_semspec.bench.progress import Progress, silent
+from hf_semspec.bench.rivals import wanted_way
+from hf_semspec.bench.subject import Subject
+from hf_semspec.evaluation.contenders import Contender as Wanted
 
 DRAFT, TARGET, WRITES = "draft forwards", "target forwards", "cache writes"
 LOOP, PREPARES = "the rest of the loop", "`generate` prepares"
 # Part -> what is timed for it, as module:name or module:class.name. A part's time is its own: what it calls that has
 # a part too is not counted twice. The cache is written inside the forwards, and taken out of them here.
 PARTS: dict[str, tuple[str, ...]] = {
-    WRITES: ("cache:RaggedCache.update",),
+    WRITES: ("engine.cache:RaggedCache.update",),
     "cache moves": (
-        "cache:RaggedCache.plan",
-        "cache:RaggedCache.select",
-        "cache:RaggedCache.copy_rows",
-        "cache:RaggedCache.load",
-        "cache:RaggedCache.rows",
+        "engine.cache:RaggedCache.plan",
+        "engine.cache:RaggedCache.select",
+        "engine.cache:RaggedCache.copy_rows",
+        "engine.cache:RaggedCache.load",
+        "engine.cache:RaggedCache.rows",
     ),
-    "masks": ("decoder:CachedModel._mask", "decoder:packed_masks"),
-    "ids": ("canvas:Canvas.read", "canvas:Canvas.write", "canvas:Canvas.copy_chains"),
-    "processors": ("sampling:Processors.__call__", "sampling:BlockProcessors.__call__"),
+    "masks": ("engine.model:CachedModel._mask", "engine.model:packed_masks"),
+    "ids": ("engine.tokens:Canvas.read", "engine.tokens:Canvas.write", "engine.tokens:Canvas.copy_chains"),
+    "processors": ("engine.processors:Processors.__call__", "engine.processors:BlockProcessors.__call__"),
     "drawing": (
-        "sampling:CallRandomness.draw",
-        "sampling:CallRandomness.uniforms",
-        "drafting:ChainGenerator._pick",
-        "particle_drafts:ParticleGenerator._pick",
+        "engine.processors:CallRandomness.draw",
+        "engine.processors:CallRandomness.uniforms",
+        "drafts.chain:ChainGenerator._pick",
+        "schemes.smc.drafts:ParticleGenerator._pick",
     ),
-    "laws": ("speculation:Speculation._score", "blocks:Particles._score", "drafting:ChainGenerator._draft"),
-    "acceptance": ("schemes.lossless:accept", "schemes.easd:accept"),
-    "entropies": ("schemes.easd:uncertain_agreements",),
-    "weights and resampling": ("schemes.smc:log_increments", "schemes.smc:resample", "schemes.smc:log_normaliser"),
-    "output": ("call_state:CallState.output", "population:Population.output"),
-    "host read": ("speculation:read_on_host", "population:read_on_host", "blocks:read_on_host"),
-    "ends": ("stopping:StopRules.cut",),
-    "commit": ("speculation:Speculation.commit", "population:Population.commit"),
-    LOOP: ("integration:generation_utils.GenerationMixin._semspec_decoding",),
+    "laws": (
+        "engine.rounds:Speculation._score",
+        "schemes.smc.blocks:Particles._score",
+        "drafts.chain:ChainGenerator._draft",
+    ),
+    "acceptance": ("schemes.lossless.decode:accept", "schemes.easd.decode:accept"),
+    "entropies": ("schemes.easd.decode:uncertain_agreements",),
+    "weights and resampling": (
+        "schemes.smc.decode:log_increments",
+        "schemes.smc.decode:resample",
+        "schemes.smc.decode:log_normaliser",
+    ),
+    "output": ("engine.call:CallState.output", "schemes.smc.population:Population.output"),
+    "host read": (
+        "engine.rounds:read_on_host",
+        "schemes.smc.population:read_on_host",
+        "schemes.smc.blocks:read_on_host",
+    ),
+    "ends": ("engine.stopping:StopRules.cut",),
+    "commit": ("engine.rounds:Speculation.commit", "schemes.smc.population:Population.commit"),
+    LOOP: ("integration.register:generation_utils.GenerationMixin._semspec_decoding",),
 }
 
 
@@ -121,7 +133,10 @@ def resolve(name: str) -> tuple[Any, str] | None:
     """What holds the function that `name` of [`PARTS`] stands for, and the attribute; `None` where it is gone, whose
     time then counts as that of whoever does its work."""
     module, path = name.split(":")
-    owner: Any = importlib.import_module(f"hf_semspec.{module}")
+    try:
+        owner: Any = importlib.import_module(f"hf_semspec.{module}")
+    except ModuleNotFoundError:
+        return None
     *outer, attribute = path.split(".")
     for each in outer:
         owner = getattr(owner, each, None)

@@ -1,4 +1,4 @@
-"""Clocks: contenders timed in turns within one process, and what one forward costs."""
+"""Ways to decode, timed in turns within one process."""
 
 from __future__ import annotations
 
@@ -11,15 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
-from ..engine.cache import cache_argument, new_dynamic_cache
-
-Progress = Callable[[str], None]
-
-
-def silent(message: str) -> None:
-    """Report nothing."""
+from hf_semspec.bench.progress import Progress, silent
+from hf_semspec.evaluation.decoding import synchronize
 
 
 @dataclass
@@ -68,12 +62,6 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def synchronize() -> None:
-    """Wait for the accelerator, so that a clock read on the host means what it says."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Torch with `count` CPU threads inside the block."""
@@ -83,43 +71,3 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@torch.no_grad()
-def forward_seconds(
-    passes: dict[str, tuple[PreTrainedModel, int]],
-    *,
-    batch: int,
-    context: int,
-    repeats: int,
-    rows: dict[str, int] | None = None,
-    report: Progress = silent,
-) -> dict[str, float]:
-    """Median seconds of a forward over n new tokens behind a cached context, the passes taken in turns.
-
-    Args:
-        passes (`dict[str, tuple[PreTrainedModel, int]]`): by name, the model and n.
-        batch (`int`): rows.
-        context (`int`): tokens in the cache before the first pass; each pass adds its own.
-        repeats (`int`): timed turns, after one that is dropped.
-        rows (`dict[str, int]`, *optional*): by name, another number of rows than `batch`.
-        report (`Callable[[str], None]`): told the turn.
-    """
-    caches: dict[str, Any] = {}
-    sizes = rows or {}
-    for name, (model, _) in passes.items():
-        caches[name] = new_dynamic_cache(model)
-        ids = torch.zeros(sizes.get(name, batch), context, dtype=torch.long, device=model.device)
-        model(input_ids=ids, **{cache_argument(model): caches[name]})
-    seconds: dict[str, list[float]] = {name: [] for name in passes}
-    for turn in range(-1, repeats):
-        report(f"cost of a forward, turn {max(turn + 1, 0)} of {repeats}")
-        for name, (model, width) in passes.items():
-            ids = torch.zeros(sizes.get(name, batch), width, dtype=torch.long, device=model.device)
-            synchronize()
-            start = time.perf_counter()
-            model(input_ids=ids, **{cache_argument(model): caches[name]})
-            synchronize()
-            if turn >= 0:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}

@@ -1,4 +1,5 @@
-"""Ways to decode: plain `generate`, transformers' assisted generation tuned and at its defaults, and the schemes."""
+"""Ways to decode that the goals time: plain `generate`, the schemes, and transformers' assisted generation, tuned and
+at its defaults."""
 
 from __future__ import annotations
 
@@ -7,16 +8,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..common.fields import SchemeConfig
-from ..configuration import SemSpecConfig
-from ..tools.comparison import stock_schedule
-from ..tools.timing import Contender
+from hf_semspec import SemSpecConfig
+from hf_semspec.bench.rivals import GREEDY
+from hf_semspec.common.fields import SchemeConfig
+from hf_semspec.evaluation.decoding import stock_schedule
 
-# The draft lengths that transformers' assisted generation is tried with; the fastest of the run counts as "tuned".
-TUNED_LENGTHS = (2, 3, 4, 5, 8)
-# What each way decodes with: greedily, or from the whole law.
-GREEDY: dict[str, Any] = {"do_sample": False}
-SAMPLING: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+from .timing import Contender
 
 
 def plain(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int, mode: dict[str, Any] = GREEDY) -> Contender:

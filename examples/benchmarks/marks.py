@@ -1,20 +1,13 @@
-"""What the pages made from results share: tables, and where a number comes from."""
+"""What the pages made from results share: where a number comes from, and the marks that it stands between."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table, numbers aligned to the right after the first column."""
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
-
-
 def origin(meta: dict[str, Any]) -> str:
-    """One paragraph on a result of [`machine.describe`]: command, commit, date, versions, machine."""
+    """One paragraph on a result of [`hf_semspec.tools.machine.describe`]: command, commit, date, versions, machine."""
     machine = meta["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in meta["versions"].items() if number)
     where = f"{machine['processor']}, {machine['cores']} cores, {machine['torch_threads']} torch threads"

@@ -10,10 +10,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..configuration import LosslessConfig, SMCConfig
-from ..tools.timing import Contender, Progress, forward_seconds, interleave, median_ratio, silent
-from . import contenders as ways
-from .pairs import ControlledPair
+from hf_semspec import LosslessConfig, SMCConfig
+from hf_semspec.bench import ControlledPair
+from hf_semspec.bench.costs import forward_seconds
+from hf_semspec.bench.progress import Progress, silent
+from hf_semspec.bench.rivals import SAMPLING
+
+from . import ways
+from .timing import Contender, interleave, median_ratio
 
 GOAL_PARTICLES, GOAL_LENGTH = 4, 8
 
@@ -35,7 +39,7 @@ def measure_smc(
     trained pair's weights would be.
     """
     model, draft, ids = pair.model, pair.draft, pair.prompts(1, prompt)
-    mode = ways.SAMPLING
+    mode = SAMPLING
     plain = ways.plain(model, ids, new_tokens, mode)
     stock = {n: ways.stock_assisted(model, draft, ids, new_tokens, n, mode) for n in tuned_lengths}
     grid = [(number, gamma) for number in particles for gamma in lengths]
@@ -100,7 +104,7 @@ def measure_memory(
     for number in particles:
         for new_tokens in lengths:
             config = SMCConfig(num_particles=number, num_draft_tokens=GOAL_LENGTH)
-            way = ways.scheme("smc", pair.model, pair.draft, ids, new_tokens, config, ways.SAMPLING)
+            way = ways.scheme("smc", pair.model, pair.draft, ids, new_tokens, config, SAMPLING)
             states = sum(_bytes_a_token(model) for model in (pair.model, pair.draft)) * (prompt + new_tokens) * number
             peak = peak_bytes(way.run, pair.model)
             rows.append({"particles": number, "new_tokens": new_tokens, "peak": peak, "states": states})
