@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from ..drafts.vocabulary import first_clash
+from ..evaluation.batch import Batch
 from ..evaluation.contenders import Contender as Wanted
-from ..evaluation.decoding import Batch, synchronize
+from ..evaluation.decoding import synchronize
 from ..evaluation.statistics import bootstrap
 from .accounting import accounted
 from .agreement import Agreement, agreement_on

@@ -14,9 +14,10 @@ from ..configuration import EASDConfig, SemanticConfig, SemSpecConfig
 from ..drafts.choose import asks_for_model
 from ..drafts.vocabulary import first_clash
 from ..engine.cache import text_config
+from ..evaluation.batch import Batch
 from ..evaluation.contenders import ASSISTED, DRAFT, TARGET, parse_contenders
 from ..evaluation.contenders import Contender as Wanted
-from ..evaluation.decoding import Batch, stock_schedule
+from ..evaluation.decoding import stock_schedule
 from ..schemes.table import SCHEMES
 from .subject import Subject
 

@@ -12,9 +12,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..evaluation.decoding import Batch
+from ..evaluation.batch import Batch, encode_all, ends_and_pad
 from ..evaluation.evaluate import load_pair
-from ..tools.loading import encode
 from ..tools.models import PROBLEMS
 from .pairs import ControlledPair, controlled_pair
 from .sizes import Size
@@ -72,13 +71,7 @@ class Subject:
 
     def padded(self, rows: Sequence[torch.Tensor]) -> Batch:
         """The prompts `rows` as one batch."""
-        width = max(len(row) for row in rows)
-        ids = torch.full((len(rows), width), self.pad, dtype=torch.long, device=self.model.device)
-        mask = torch.zeros_like(ids)
-        for i, row in enumerate(rows):
-            ids[i, width - len(row) :] = row
-            mask[i, width - len(row) :] = 1
-        return Batch(ids, mask, self.eos, self.pad)
+        return Batch.of(rows, self.eos, self.pad, self.model.device)
 
 
 def load_subject(
@@ -96,25 +89,10 @@ def load_subject(
     names = {"model": _name(model), "draft": _name(draft)}
     pair = load_pair(model, draft, tokenizer, draft_tokenizer, dtype, device, chat)
     assert pair.draft is not None
-    texts = list(prompts or PROMPTS)
-    ids = [encode(pair.tokenizer, text, chat=chat)[0].to(pair.model.device) for text in texts]
-    for text, row in zip(texts, ids, strict=True):
-        if not len(row):
-            raise ValueError(f"the prompt {text!r} has no tokens")
-    config = pair.model.generation_config
-    eos = config.eos_token_id if config.eos_token_id is not None else pair.tokenizer.eos_token_id
-    ends = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-    pads = (pair.tokenizer.pad_token_id, config.pad_token_id, *ends, 0)
-    return Subject(
-        pair.model,
-        pair.draft,
-        ids,
-        pair.tokenizer,
-        pair.draft_tokenizer,
-        ends,
-        next(int(pad) for pad in pads if pad is not None),
-        {**names, **_sizes(pair.model, pair.draft), "prompts": len(ids)},
-    )
+    ids = [row.to(pair.model.device) for row in encode_all(pair.tokenizer, list(prompts or PROMPTS), chat=chat)]
+    eos, pad = ends_and_pad(pair.model, pair.tokenizer)
+    about = {**names, **_sizes(pair.model, pair.draft), "prompts": len(ids)}
+    return Subject(pair.model, pair.draft, ids, pair.tokenizer, pair.draft_tokenizer, eos, pad, about)
 
 
 def controlled_subject(

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from ..configuration import SemSpecConfig
 from ..drafts.choose import asks_for_model
 from ..drafts.vocabulary import first_clash
-from ..tools.loading import encode
+from .batch import Batch, prepare
 from .contenders import ASSISTED, BEST_OF, DRAFT, MAJORITY, TARGET, Contender
 
 # What is kept of a scheme's statistics; all of them add up over calls.
@@ -91,25 +91,6 @@ class Decoded:
     rows: list[dict[str, Any]] | None = None
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Prompts padded on the left: `ids` and `mask` of shape (B, length), and the ids that end and fill a text."""
-
-    ids: torch.Tensor
-    mask: torch.Tensor
-    eos: list[int]
-    pad: int
-
-    @property
-    def width(self) -> int:
-        """Columns of the prompts."""
-        return self.ids.shape[1]
-
-    def answers(self, sequences: torch.Tensor) -> list[list[int]]:
-        """The new ids of each row of `sequences` `(rows, length)`, to the first EOS, without padding."""
-        return [_trim(row, self.eos) for row in sequences[:, self.width :].tolist()]
-
-
 def decode(
     contender: Contender, pair: Pair, prompts: Sequence[str], *, max_new_tokens: int, temperature: float | None
 ) -> Decoded:
@@ -140,27 +121,6 @@ def decode(
         raise ValueError(f"contender {contender.name!r}: {error}") from error
     decoded.seconds = time.perf_counter() - start
     return decoded
-
-
-def prepare(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], *, chat: bool
-) -> Batch:
-    """The prompts as a batch on the model's device; the tokenizer's own padding settings are left alone."""
-    config = model.generation_config
-    eos = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
-    ends = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-    pads = (tokenizer.pad_token_id, config.pad_token_id, *ends, 0)
-    pad = next(int(pad) for pad in pads if pad is not None)
-    rows = [encode(tokenizer, prompt, chat=chat)[0] for prompt in prompts]
-    width = max(len(row) for row in rows)
-    ids = torch.full((len(rows), width), pad, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for i, row in enumerate(rows):
-        if not len(row):
-            raise ValueError(f"the prompt {prompts[i]!r} has no tokens")
-        ids[i, width - len(row) :] = row
-        mask[i, width - len(row) :] = 1
-    return Batch(ids.to(model.device), mask.to(model.device), ends, pad)
 
 
 def _plain(contender: Contender, pair: Pair, batch: Batch, common: dict[str, Any]) -> Decoded:
@@ -332,8 +292,3 @@ def _generate(model: Any, batch: Batch, options: dict[str, Any], **arguments: An
     output = model.generate(batch.ids, attention_mask=batch.mask, generation_config=config, **arguments)
     sequences: torch.Tensor = output.sequences
     return sequences
-
-
-def _trim(row: list[int], eos: list[int]) -> list[int]:
-    end = next((i + 1 for i, token in enumerate(row) if token in eos), len(row))
-    return row[:end]

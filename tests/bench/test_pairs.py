@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from hf_semspec import LosslessConfig
+from hf_semspec import SemSpecConfig
 from hf_semspec.bench import controlled_pair
 from hf_semspec.bench.costs import forward_seconds
 from hf_semspec.bench.pairs import random_llama
@@ -76,9 +76,9 @@ class TestControlledPair:
             ids,
             attention_mask=torch.ones_like(ids),
             assistant_model=pair.draft,
-            semspec=LosslessConfig(num_draft_tokens=num_draft_tokens),
-            max_new_tokens=40,
-            return_dict_in_generate=True,
+            generation_config=SemSpecConfig(
+                "lossless", num_draft_tokens=num_draft_tokens, max_new_tokens=40, return_dict_in_generate=True
+            ),
         )
         assert pair.ideal_rounds(output.sequences[0, 5:], num_draft_tokens) == output.stats.rounds
 
