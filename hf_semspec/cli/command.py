@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,10 @@ def _run_scheme_files(argv: Sequence[str]) -> None:
         path = Path(name).resolve()
         if str(path) in sys.modules:
             continue
-        spec = importlib.util.spec_from_file_location(str(path), path)
+        spec = spec_from_file_location(str(path), path)
         if spec is None or spec.loader is None:
             raise ValueError(f"--scheme-file {name}: must be a file of Python, FILE.py")
-        module = sys.modules[str(path)] = importlib.util.module_from_spec(spec)
+        module = sys.modules[str(path)] = module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
         except BaseException:
@@ -307,7 +307,7 @@ def _describe(model: PreTrainedModel) -> str:
 
 
 def _console() -> Any:
-    if importlib.util.find_spec("rich") is None:
+    if find_spec("rich") is None:
         raise ImportError('The command line draws its tables with rich: pip install "hf-semspec[demo]"')
     from rich.console import Console
 
