@@ -15,6 +15,7 @@ from .model import CachedModel
 from .outputs import DecodingStats
 from .processors import Processors
 from .request import Block, Request
+from .results import Returned
 
 OUTCOMES = ("bonus", "residual", "resampled")
 LOW_ACCEPTANCE, LOW_ACCEPTANCE_TESTED, LOW_ACCEPTANCE_SEGMENTS = 0.1, 20, 10
@@ -29,6 +30,8 @@ class Speculation:
         drafter: what it is offered.
         live: the rows, indices into the caller's batch; `target` and `drafter` hold these, in this order.
         with_laws (`bool`): keep p and q of every drafted position also when greedy.
+        tested (`bool`): whether drafted tokens are tested, for which a call that samples keeps both laws and draws a
+            number each.
         limits: the most new tokens of each row of the caller's batch; what the call has room for by default.
         pause: asked after each round, with every row's index in the caller's batch and its newly committed ids,
             whether it leaves although it has not ended.
@@ -44,6 +47,7 @@ class Speculation:
         live: Sequence[int] | None = None,
         *,
         with_laws: bool = False,
+        tested: bool = True,
         limits: Sequence[int] | None = None,
         pause: Callable[[int, list[int]], bool] | None = None,
         keep_states: bool = False,
@@ -53,7 +57,8 @@ class Speculation:
         self.target = target
         self.drafter = drafter
         self.live = list(call.rows if live is None else live)
-        self.with_laws = with_laws or call.sampling or call.trace is not None
+        self.with_laws = with_laws or call.trace is not None or (tested and call.sampling)
+        self.with_uniforms = tested and call.sampling
         self.limits = limits or [call.rules.room] * call.batch
         self.pause = pause or (lambda row, ids: False)
         self.chains = drafter.chains
@@ -72,14 +77,19 @@ class Speculation:
     def prefill(self, cached: Sequence[int]) -> None:
         """Feed what `target` lacks of the rows, of which it holds `cached` tokens each, and commit one plain token a
         row."""
+        block = self.read_prompts(cached)
+        self.commit(block, self.plain(block))
+
+    def read_prompts(self, cached: Sequence[int]) -> Block:
+        """Feed what `target` lacks of the rows, of which it holds `cached` tokens each, once for all chains of a row;
+        the block has no drafts."""
         lengths = self.call.lengths(self.live)
         back = max(length - held for length, held in zip(lengths, cached, strict=True))
         logits = self.target.feed(self.call.canvas.read(self.live, back, 0)[:: self.chains], lengths, keep=1)
         if self.chains > 1:
             self.expand()
             logits = logits.repeat_interleave(self.chains, dim=0)
-        block = self._score(logits, None)
-        self.commit(block, self.plain(block))
+        return self._score(logits, None)
 
     def expand(self) -> None:
         """Give every chain of a row its own copy of the target's cache."""
@@ -103,9 +113,8 @@ class Speculation:
         # The index of the maximum costs several times the maximum.
         peak, choices = (scores.amax(dim=-1), None) if call.sampling else scores.max(dim=-1)
         log_p = functional.log_softmax(scores, dim=-1) if self.with_laws else None
-        uniforms = (
-            call.randomness.uniforms(*scores.shape[:2], width - 1) if call.sampling and draft is not None else None
-        )
+        drawn = self.with_uniforms and draft is not None
+        uniforms = call.randomness.uniforms(*scores.shape[:2], width - 1) if drawn else None
         broken = ~(peak > -torch.inf).all()
         return Block(list(self.live), draft, scores, kept, log_p, choices, uniforms, broken)
 
@@ -217,31 +226,61 @@ class Speculation:
                 self.draft_states[row] = self.drafter.states(i)
         if leaving and self.call.keep_cache:
             self._keep_for_output(leaving, bool(staying or paused))
+        self.keep(staying)
+
+    def keep(self, staying: list[int]) -> None:
+        """Go on with the rows at the places `staying` of `live`; the others leave both models."""
         self.live = [self.live[i] for i in staying]
         if staying:
             self.target.cache.select([i * self.chains + chain for i in staying for chain in range(self.chains)])
             self.drafter.select(staying)
 
     def _keep_for_output(self, leaving: list[int], others: bool) -> None:
-        """Copy out what the returned cache needs of the rows that leave.
-
-        In a batch a shorter row's last token is in plain `generate`'s cache too, so it is fed once.
-        """
+        """Copy out what the returned cache needs of the rows that leave."""
         lengths, generated = self.call.lengths(self.live), self.call.canvas.generated
         shorter = any(generated[row] < max(generated) for row in self.live)
-        ragged = self.call.rows_end_alone and (others or shorter)
-        if ragged:
-            ends = [length for length in lengths for _ in range(self.chains)]
-            self.target.feed(self.call.canvas.read(self.live, 1, 0), ends, keep=1)
-        for i in leaving:
-            states = self.target.cache.rows(i * self.chains, lengths[i] - (not ragged))
-            self.call.row_states[self.live[i]] = states
+        ends = [length for length in lengths for _ in range(self.chains)]
+        last = self.call.canvas.read(self.live, 1, 0) if self.call.rows_end_alone and (others or shorter) else None
+        states = self.target_rows([i * self.chains for i in leaving], ends, last)
+        for i, held in zip(leaving, states, strict=True):
+            self.call.row_states[self.live[i]] = held
 
-    def output(self) -> tuple[Any, DecodingStats]:
-        """What `generate` returns, and the statistics with the forwards of both models."""
-        output, stats = self.call.output(self.target, self.drafter.decoder)
+    def target_rows(self, places: list[int], ends: list[int], last: torch.Tensor | None) -> list[RowStates]:
+        """What a returned cache needs of the rows `places` of the target's cache, of `ends` tokens each.
+
+        Args:
+            ends: of all rows of the target.
+            last: (rows of the target, 1) the tokens that end them, to be fed first: in a batch, plain `generate`'s
+                cache has the last token of a shorter row; `None` where it has not.
+        """
+        if last is not None:
+            self.target.feed(last, ends, keep=1)
+        return [self.target.cache.rows(place, ends[place] - (last is None)) for place in places]
+
+    def output(self, returned: Returned | None = None) -> tuple[Any, DecodingStats]:
+        """What `generate` returns, see [`CallState.output`], and the statistics with the forwards of both models."""
+        output, stats = self.call.output(self.target, self.drafter.decoder, returned)
         warn_of_low_acceptance(stats, self.call.request)
         return output, stats
+
+
+def read_columns(rows: int, *columns: torch.Tensor) -> list[list[Any]]:
+    """Bring integers of `rows` rows to the host in one read.
+
+    Args:
+        columns: (rows, width) each, (rows,), or () for one that all rows share.
+
+    Returns:
+        For each column what every row has of it: a list where it has a width, else an int.
+    """
+    parts = [column.long().expand(rows) if column.dim() == 0 else column.long() for column in columns]
+    parts = [part.unsqueeze(1) if part.dim() == 1 else part for part in parts]
+    values, found, first = read_on_host(torch.cat(parts, dim=1)), [], 0
+    for column, part in zip(columns, parts, strict=True):
+        cut = slice(first, first + part.shape[1])
+        found.append([row[cut] if column.dim() == 2 else row[first] for row in values])
+        first = cut.stop
+    return found
 
 
 def read_on_host(values: torch.Tensor) -> list[list[int]]:
