@@ -14,7 +14,7 @@ from .outputs import DecodingStats, RowStats
 from .processors import CallRandomness
 from .recorder import Recorder
 from .request import Request
-from .results import Columns, Returned, build_cache, build_output
+from .results import Columns, ReturnedRows, build_cache, build_output
 from .stopping import SettledStream, StopRules
 from .tokens import Canvas
 
@@ -117,7 +117,7 @@ class CallState:
         self.stream.advance(self.canvas.shown[:, 0], self.canvas.prompt_width + settled)
         return leaving
 
-    def all_rows(self) -> Returned:
+    def all_rows(self) -> ReturnedRows:
         """Every row of the call, without what stands behind the longest one's end."""
         generated, width = self.canvas.generated, max(self.hits.values())
         for row, count in enumerate(generated):
@@ -125,10 +125,10 @@ class CallState:
             generated[row] -= surplus
             self.stats.rows[row].cut += surplus
             self.stats.rows[row].emitted -= surplus
-        return Returned(self.rows, [0] * self.batch, generated, self.row_states, self.scores, self.logits)
+        return ReturnedRows(self.rows, [0] * self.batch, generated, self.row_states, self.scores, self.logits)
 
     def output(
-        self, target: CachedModel, draft: CachedModel | None, returned: Returned | None = None
+        self, target: CachedModel, draft: CachedModel | None, returned: ReturnedRows | None = None
     ) -> tuple[Any, DecodingStats]:
         """What `generate` returns (the ids, or a `SemSpecOutput` if `return_dict_in_generate`), and the statistics.
 
@@ -138,7 +138,6 @@ class CallState:
         returned = returned or self.all_rows()
         lengths, places = returned.lengths, list(returned.rows)
         width = max(lengths)
-        assert width == max(self.hits.values(), default=width)
         sequences = self.canvas.shown[places, list(returned.chains), : self.canvas.prompt_width + width].to(
             self.request.input_ids.device
         )

@@ -45,7 +45,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Returned:
+class ReturnedRows:
     """The rows that a call returns, one entry each.
 
     Args:

@@ -15,7 +15,7 @@ from .model import CachedModel
 from .outputs import DecodingStats
 from .processors import Processors
 from .request import Block, Request
-from .results import Returned
+from .results import ReturnedRows
 
 OUTCOMES = ("bonus", "residual", "resampled")
 LOW_ACCEPTANCE, LOW_ACCEPTANCE_TESTED, LOW_ACCEPTANCE_SEGMENTS = 0.1, 20, 10
@@ -257,7 +257,7 @@ class Speculation:
             self.target.feed(last, ends, keep=1)
         return [self.target.cache.rows(place, ends[place] - (last is None)) for place in places]
 
-    def output(self, returned: Returned | None = None) -> tuple[Any, DecodingStats]:
+    def output(self, returned: ReturnedRows | None = None) -> tuple[Any, DecodingStats]:
         """What `generate` returns, see [`CallState.output`], and the statistics with the forwards of both models."""
         output, stats = self.call.output(self.target, self.drafter.decoder, returned)
         warn_of_low_acceptance(stats, self.call.request)

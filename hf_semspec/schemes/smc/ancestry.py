@@ -7,7 +7,7 @@ import torch
 
 from ...engine.cache import RowStates
 from ...engine.outputs import DecodingStats, RowStats, SemSpecOutput
-from ...engine.results import Columns, Returned
+from ...engine.results import Columns, ReturnedRows
 from ...engine.tokens import Canvas
 
 Chosen = Sequence[tuple[int, int, int]]
@@ -47,6 +47,10 @@ class Lineage:
         self.prompts = prompts
         self.particles = particles
         self.rounds: list[Round] = []
+
+    def add(self, entry: Round) -> None:
+        """Take the round that was just committed."""
+        self.rounds.append(entry)
 
     def part(self, prompt: int) -> Iterator[tuple[int, int]]:
         """The rounds that `prompt` took part in, last first: number of the round, row in it."""
@@ -114,13 +118,15 @@ class Returns:
     """What a call has to return of every prompt, collected as prompts leave the batch.
 
     Args:
-        log_weights: (prompts, N) float64, overwritten as prompts leave.
+        lineage, canvas: where the particles come from, and their text.
     """
 
-    def __init__(self, log_weights: torch.Tensor) -> None:
-        prompts, particles = log_weights.shape
-        self.log_weights, self.log_evidence = log_weights, log_weights[:, 0].clone()
-        self.lengths = [[0] * particles for _ in range(prompts)]
+    def __init__(self, lineage: Lineage, canvas: Canvas) -> None:
+        self.lineage, self.canvas = lineage, canvas
+        shape, device = (lineage.prompts, lineage.particles), canvas.shown.device
+        self.log_weights = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.log_evidence = torch.zeros(shape[:1], dtype=torch.float64, device=device)
+        self.lengths = [[0] * lineage.particles for _ in range(lineage.prompts)]
         self.slots: dict[int, list[int]] = {}
         self.states: dict[tuple[int, int], RowStates] = {}
 
@@ -136,6 +142,10 @@ class Returns:
         self.slots.update(zip(prompts, slots, strict=True))
         self.log_weights[prompts], self.log_evidence[prompts] = log_weights, log_evidence
 
+    def keep(self, prompt: int, slot: int, states: RowStates) -> None:
+        """Take what a returned cache needs of a particle to be returned."""
+        self.states[prompt, slot] = states
+
     @property
     def chosen(self) -> list[tuple[int, int, int]]:
         """(prompt, slot, new tokens) of every row to be returned so far, prompt by prompt."""
@@ -146,33 +156,33 @@ class Returns:
         lengths = {length for _, _, length in self.chosen}
         return others or len(lengths) > 1
 
-    def rows(self, canvas: Canvas, copies: int) -> torch.Tensor:
+    def rows(self, copies: int) -> torch.Tensor:
         """(rows, columns) of text as far as it is settled: of prompts that are open, any particle's."""
-        prompts = range(canvas.shown.shape[0])
-        places = [(row, slot) for row in prompts for slot in self.slots.get(row, [0] * copies)]
-        return canvas.shown[[row for row, _ in places], [slot for _, slot in places]]
+        places = [(row, slot) for row in range(len(self.lengths)) for slot in self.slots.get(row, [0] * copies)]
+        return self.canvas.shown[[row for row, _ in places], [slot for _, slot in places]]
 
-    def count(self, stats: DecodingStats, lineage: Lineage, canvas: Canvas, own_vocabulary: int) -> None:
+    def count(self, stats: DecodingStats, own_vocabulary: int) -> None:
         """Fill in the figures of the returned rows; `own_vocabulary` is the draft's."""
-        stats.rows = [lineage.row_stats(*row) for row in self.chosen]
-        ess = lineage.ess()
+        canvas = self.canvas
+        stats.rows = [self.lineage.row_stats(*row) for row in self.chosen]
+        ess = self.lineage.ess()
         if ess.numel():
             stats.mean_ess = float(ess.nanmean())
         for row, slot, length in self.chosen:
             text = canvas.shown[row, slot, canvas.prompt_width : canvas.prompt_width + length]
             stats.substituted_tokens += int((text >= own_vocabulary).sum())
 
-    def returned(self, lineage: Lineage, scores: bool, logits: bool) -> Returned:
+    def returned(self, scores: bool, logits: bool) -> ReturnedRows:
         """The rows to be returned, with `scores` and `logits` if these are wanted."""
-        chosen = self.chosen
+        chosen, lineage = self.chosen, self.lineage
         prompts, slots, lengths = ([row[i] for row in chosen] for i in range(3))
         states = [self.states.get((row, slot), []) for row, slot, _ in chosen]
         columns = (lineage.columns(name, flag, chosen) for name, flag in (("scores", scores), ("logits", logits)))
-        return Returned(prompts, slots, lengths, states, *columns)
+        return ReturnedRows(prompts, slots, lengths, states, *columns)
 
-    def attach(self, output: SemSpecOutput, lineage: Lineage, canvas: Canvas) -> None:
+    def attach(self, output: SemSpecOutput) -> None:
         """Put the particles, their weights and where they came from on `output`."""
-        device = output.sequences.device
+        device, canvas, lineage = output.sequences.device, self.canvas, self.lineage
         longest = canvas.prompt_width + max(max(row) for row in self.lengths)
         output.particles = canvas.shown[:, :, :longest].to(device, copy=True)
         output.log_weights, output.log_evidence = self.log_weights.to(device), self.log_evidence.to(device)

@@ -82,7 +82,7 @@ class Particles:
         self.new_tokens = torch.zeros_like(self.log_weights, dtype=torch.long)
         self.finished = torch.zeros_like(self.log_weights, dtype=torch.bool)
         self.lineage = Lineage(call.batch, self.number)
-        self.returns = Returns(self.log_weights.clone())
+        self.returns = Returns(self.lineage, self.canvas)
         self.trace = ParticleRecorder(self.lineage) if request.trace else None
 
     @property
@@ -185,7 +185,7 @@ class Particles:
             scores=block.scores if self.call.scores.wanted else None,
             logits=block.logits,
         )
-        self.lineage.rounds.append(entry)
+        self.lineage.add(entry)
         if self.trace is not None:
             self.trace.block(judged)
         stats.collapses += sum(found.collapsed)
@@ -234,7 +234,7 @@ class Particles:
                 self._keep_states(leaving, bool(staying))
         if self.call.stream.streamer is not None and staying:
             settled = min(min(found.settled[i], *found.lengths[i]) for i in staying)
-            self.call.stream.advance(self.returns.rows(self.canvas, self.copies), self.canvas.prompt_width + settled)
+            self.call.stream.advance(self.returns.rows(self.copies), self.canvas.prompt_width + settled)
         if not leaving:
             return
         self.rounds.keep(staying)
@@ -261,16 +261,17 @@ class Particles:
             last = self.canvas.last_tokens(self.live, self.new_tokens).view(-1, 1)
         kept = [(i, slot) for i in leaving for slot in returns.slots[self.live[i]]]
         states = self.rounds.target_rows([i * self.number + slot for i, slot in kept], ends, last)
-        returns.states.update(zip([(self.live[i], slot) for i, slot in kept], states, strict=True))
+        for (i, slot), held in zip(kept, states, strict=True):
+            returns.keep(self.live[i], slot, held)
 
     def output(self) -> tuple[Any, DecodingStats]:
         """What `generate` returns (the ids, or a `SemSpecOutput` with the particles), and the statistics."""
-        stats, returns, call = self.call.stats, self.returns, self.call
-        returns.count(stats, self.lineage, self.canvas, self.drafter.own_vocabulary)
-        output, stats = self.rounds.output(returns.returned(self.lineage, call.scores.wanted, call.logits.wanted))
+        returns, call = self.returns, self.call
+        returns.count(call.stats, self.drafter.own_vocabulary)
+        output, stats = self.rounds.output(returns.returned(call.scores.wanted, call.logits.wanted))
         self._warn_if_uneven()
         if not isinstance(output, torch.Tensor):
-            returns.attach(output, self.lineage, self.canvas)
+            returns.attach(output)
             if self.trace is not None:
                 settings, texts = self.request.settings, call.inputs.texts
                 output.trace = self.trace.finish(settings, texts, returns.chosen, returns.log_weights)
