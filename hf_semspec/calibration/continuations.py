@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from ..engine.cache import RowStates, text_config
+from ..engine.cache import RowStates
 from ..engine.call import CallState
 from ..engine.draft import NoDrafts
 from ..engine.model import CachedModel, MappedModel
@@ -78,13 +78,11 @@ class Continuer:
         """`number` continuations of each of `prefixes`, by either model."""
         call = self._call(prefixes, number)
         groups = range(0, call.batch, number)
-        vocabulary = int(text_config(self.model).vocab_size)
-        longest = call.canvas.prompt_width + call.rules.room
-        target = CachedModel(self.model, call.batch, longest)
+        target = CachedModel(self.model, call.batch, call.longest)
         states = self._read(call, target, groups)
         target_texts, target_sums, counts = self._write(call, target, states, number)
         own = target_sums / counts
-        draft = MappedModel(self.draft, vocabulary, call.device, call.batch, longest)
+        draft = MappedModel(self.draft, call.vocabulary, call.device, call.batch, call.longest)
         draft_states = self._read(call, draft, groups)
         draft_texts, draft_sums, counts = self._write(call, draft, draft_states, number)
         target.cache.load([states[row // number] for row in call.rows])
@@ -139,7 +137,7 @@ class Continuer:
         lengths = [length - 1 for length in call.canvas.lengths(rows)]
         if max(lengths) == 0:
             return [[] for _ in rows]
-        model.cache.batch = len(rows)
+        model.cache.load([[] for _ in rows])
         model.feed(call.canvas.read(rows, max(lengths) + 1, 0)[:, :-1], lengths, keep=1)
         return [model.cache.rows(place, length) for place, length in enumerate(lengths)]
 
@@ -154,11 +152,13 @@ class Continuer:
         def stops(row: int, ids: list[int]) -> bool:
             return segments[row].add(self.text([token for token in ids if token not in self.eos]), len(ids))
 
-        tentative = call.tentative()
         processors = Processors(call.request.processors)
-        turn = Writing(tentative, model, NoDrafts(), call.rows, pause=stops, processors=processors, with_features=True)
+        turn = Writing(
+            call.within(), model, NoDrafts(), call.rows, pause=stops, processors=processors, with_features=True
+        )
         turn.run([length - 1 for length in canvas.lengths(call.rows)])
         assert turn.features is not None
         counts = torch.tensor(canvas.generated, device=call.device, dtype=turn.features.dtype).unsqueeze(1)
-        canvas.generated[:] = [0] * call.batch
+        for row in call.rows:
+            canvas.hold(row, 0)
         return [segment.text for segment in segments], turn.features, counts

@@ -8,8 +8,8 @@ from torch.nn import functional
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..engine.cache import RowStates, held
-from ..engine.draft import Draft, NoDrafts
-from ..engine.model import MappedModel, draft_context, warn_of_context
+from ..engine.draft import Draft, Drafter
+from ..engine.model import MappedModel, context_of, warn_of_context
 from ..engine.processors import CallRandomness, Processors
 from ..engine.sources import Source
 from ..engine.tokens import Canvas
@@ -49,7 +49,7 @@ class DraftLength:
         return max(self.CHOICES, key=tokens_for_cost)
 
 
-class ChainGenerator(NoDrafts, CandidateGenerator):
+class ChainGenerator(Drafter, CandidateGenerator):
     """Drafts token by token from `draft`, which keeps its own cache and is never forwarded just to catch up.
 
     It serves our loop through `propose`, any batch and several chains, and transformers' assisted loop through
@@ -88,7 +88,7 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
         static: bool = False,
         source: Source | None = None,
     ) -> None:
-        self.context = draft_context(draft) or max_length
+        self.context = context_of(draft) or max_length
         self.decoder: MappedModel = decoder or (StaticDraft if static else MappedModel)(
             draft, vocabulary, device, batch, min(max_length - 2, self.context - 1), source
         )
@@ -157,11 +157,25 @@ class ChainGenerator(NoDrafts, CandidateGenerator):
             drafted.append(tokens)
             peaks.append(peak)
             laws.append(log_q)
-        read = [length + num_tokens - 1 for length in lengths]
+        # What a row drafts along with the others without being asked is not committed.
+        read = [length + (num_tokens - 1 if count else 0) for length, count in zip(lengths, counts, strict=True)]
         self.filled = [filled if gap > back else new for filled, gap, new in zip(self.filled, gaps, read, strict=True)]
         draft = self._draft(drafted, peaks, laws, counts)
         canvas.write(live, 0, draft.ids)
         return draft
+
+    def read_prompts(self, prompts: torch.Tensor, lengths: Sequence[int], rows: list[int]) -> None:
+        """Read whole prompts before any row can leave.
+
+        Args:
+            prompts: (prompts, width) ids, of which the rows of the call are copies.
+            lengths: for each row of the call, how many it has read then.
+            rows: for each chain of each row, its prompt.
+        """
+        ends = dict(zip(rows[:: self.chains], lengths, strict=True))
+        self.decoder.feed(prompts, [ends[prompt] for prompt in range(len(prompts))], keep=1)
+        self.decoder.cache.select(rows)
+        self.filled = list(lengths)
 
     def commit(self, lengths: Sequence[int]) -> None:
         """Roll back to what was committed: the rows now hold `lengths` tokens, the last of which was never fed."""

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..engine.cache import text_config
 from ..engine.call import CallState
-from ..engine.draft import NoDrafts
+from ..engine.draft import Drafter
 from ..engine.model import MappedModel
 from ..engine.processors import Processors
 from .chain import ChainGenerator, DraftLength
@@ -26,7 +25,7 @@ def drafter(
     with_laws: bool = False,
     rows: Sequence[int] | None = None,
     decoder: MappedModel | None = None,
-) -> NoDrafts:
+) -> Drafter:
     """Drafts for `call`, as the token-level scheme `config` wants them.
 
     Args:
@@ -39,10 +38,10 @@ def drafter(
     rows = call.rows if rows is None else rows
     most = max(DraftLength.CHOICES) if config.num_draft_tokens == "auto" else config.num_draft_tokens
     ngrams = NGramGenerator(
-        int(text_config(call.request.model).vocab_size),
+        call.vocabulary,
         most,
         dict(zip(rows, call.canvas.texts(rows), strict=True)),
-        max_length=call.canvas.prompt_width + call.rules.room,
+        max_length=call.longest,
         with_laws=with_laws or call.sampling or call.trace is not None,
         device=call.device,
         max_ngram=config.max_ngram,
@@ -59,7 +58,6 @@ def chain_generator(
 ) -> ChainGenerator:
     """Drafts of the request's draft model for `call`, as the token-level scheme `config` wants them."""
     request = call.request
-    vocabulary = int(text_config(request.model).vocab_size)
     common: Any = {
         "processors": Processors(request.processors).copies(),
         "randomness": call.randomness if call.sampling else None,
@@ -67,7 +65,7 @@ def chain_generator(
             config.num_draft_tokens, lambda: weight_bytes(request.draft) / weight_bytes(request.model)
         ),
         "chains": getattr(config, "num_chains", 1),
-        "max_length": call.canvas.prompt_width + call.rules.room,
+        "max_length": call.longest,
         "with_laws": with_laws or call.sampling or call.trace is not None,
         "device": call.device,
         "static": config.compile_draft,
@@ -75,7 +73,8 @@ def chain_generator(
     tokenizers = request.tokenizer, request.assistant_tokenizer
     if first_clash(*tokenizers) is None:
         source = None if decoder is not None else call.sources.of_draft()
-        chains = ChainGenerator(request.draft, vocabulary, batch=call.batch, decoder=decoder, source=source, **common)
+        common |= {"batch": call.batch, "decoder": decoder, "source": source}
+        chains = ChainGenerator(request.draft, call.vocabulary, **common)
         _show_images(call, chains)
         return chains
     if call.sources.beside_text:
@@ -85,7 +84,7 @@ def chain_generator(
         )
     rows = call.rows if rows is None else rows
     texts = dict(zip(rows, call.canvas.texts(rows), strict=True))
-    return ForeignGenerator(request.draft, tokenizers, texts, vocabulary, **common)
+    return ForeignGenerator(request.draft, tokenizers, texts, call.vocabulary, **common)
 
 
 def _show_images(call: CallState, drafter: ChainGenerator) -> None:
@@ -93,9 +92,6 @@ def _show_images(call: CallState, drafter: ChainGenerator) -> None:
     sources, canvas = call.sources, call.canvas
     if not sources.images:
         return
-    rows, decoder = range(len(canvas.generated)), drafter.decoder
-    lengths = canvas.lengths(rows)
+    rows, lengths = call.rows, canvas.lengths(call.rows)
     prompts = canvas.read(rows, max(lengths), 0)[:: drafter.chains * sources.repeats]
-    decoder.feed(prompts, lengths[:: sources.repeats], keep=1)
-    decoder.cache.select([row // sources.repeats for row in rows for _ in range(drafter.chains)])
-    drafter.filled = lengths
+    drafter.read_prompts(prompts, lengths, [row // sources.repeats for row in rows for _ in range(drafter.chains)])

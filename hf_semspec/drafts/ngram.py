@@ -8,12 +8,12 @@ from torch.nn import functional
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..engine.cache import RowStates
-from ..engine.draft import Draft, NoDrafts
+from ..engine.draft import Draft, Drafter
 from ..engine.tokens import Canvas
 from .chain import ChainGenerator
 
 
-class NGramGenerator(NoDrafts, CandidateGenerator):
+class NGramGenerator(Drafter, CandidateGenerator):
     """Drafts without a model. Its law is certain of what it found, so verification stays exact.
 
     Args:
@@ -100,7 +100,7 @@ class NGramGenerator(NoDrafts, CandidateGenerator):
         """Nothing to adapt."""
 
 
-class NGramFirst(NoDrafts):
+class NGramFirst(Drafter):
     """Drafts rows from their own text where `ngrams` finds something there, and the others by `model`.
 
     Both draft one chain. The model goes along in a round where any row needs it, and not at all where none does; what
@@ -118,8 +118,7 @@ class NGramFirst(NoDrafts):
         """For each row, how many tokens to draft this round; none of those found are more than the model would
         draft."""
         most = self.model.length.pick()
-        found = [min(count, most) for count in self.ngrams.plan(live, canvas, rooms)]
-        self.ngrams.found = [ids[:count] for ids, count in zip(self.ngrams.found, found, strict=True)]
+        found = self.ngrams.plan(live, canvas, [min(room, most + 1) for room in rooms])
         self._asked = [0] * len(live)
         if not all(found):
             planned = self.model.plan(live, canvas, rooms)
@@ -130,14 +129,8 @@ class NGramFirst(NoDrafts):
         """Draft for the rows `live` and leave the ids on `canvas` behind their tokens."""
         if not any(self._asked):
             return self.ngrams.propose(canvas, live, counts)
-        lengths = self.model.lengths(canvas, live)
         drafted = self.model.propose(canvas, live, self._asked)
         looked_up = [count > asked for count, asked in zip(counts, self._asked, strict=True)]
-        # The model has drafted for these too, but what is committed are other tokens.
-        self.model.filled = [
-            min(filled, length) if found else filled
-            for filled, length, found in zip(self.model.filled, lengths, looked_up, strict=True)
-        ]
         if not any(looked_up):
             return drafted
         others = [0 if asked else count for count, asked in zip(counts, self._asked, strict=True)]

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ..engine.cache import text_config
-from ..engine.model import CachedModel, MappedModel, draft_context
+from ..engine.model import MappedModel, context_of
+from ..engine.text import TokenTexts, anchor
 from ..engine.tokens import Canvas
 from .chain import ChainGenerator
 from .vocabulary import once_a_pair
@@ -83,12 +84,12 @@ class ForeignModel(MappedModel):
         self.table = torch.cat([own.new_full((vocabulary,), self.substitute), own])
         self.table[self.ids] = self.owns
 
-    def feed(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
-        """As [`CachedModel.feed`], for ids of the target; ids of the draft's own are counted on from behind them.
+    def _known(self, ids: torch.Tensor) -> torch.Tensor:
+        """The draft's ids for ids of the target; ids of the draft's own are counted on from behind those."""
+        return self.table[ids]
 
-        The logits are float32 and stand on the target's vocabulary, -inf for what the draft does not know.
-        """
-        logits = CachedModel.feed(self, self.table[ids], ends, keep).to(device=self.law_device, dtype=torch.float32)
+    def _mapped(self, logits: torch.Tensor) -> torch.Tensor:
+        """The draft's logits on the target's vocabulary, -inf for what the draft does not know."""
         laws = logits.new_full((*logits.shape[:-1], self.vocabulary), -torch.inf)
         laws[..., self.ids] = logits[..., self.owns]
         return laws
@@ -121,9 +122,9 @@ class ForeignGenerator(ChainGenerator):
         device: torch.device,
         **kwargs: Any,
     ) -> None:
-        self.tokenizer, self.own = tokenizers
+        self.own, self.text = tokenizers[1], TokenTexts(tokenizers[0])
         self.shared: dict[int, int] = shared_tokens(*tokenizers, vocabulary, int(text_config(draft).vocab_size))
-        context = draft_context(draft) or sys.maxsize
+        context = context_of(draft) or sys.maxsize
         decoder = ForeignModel(self.shared, draft, vocabulary, device, len(texts), context - 1)
         kwargs |= {"batch": len(texts), "device": device, "decoder": decoder}
         super().__init__(draft, vocabulary, *args, **kwargs)
@@ -150,19 +151,10 @@ class ForeignGenerator(ChainGenerator):
         if token in self.shared:
             return [self.shared[token]]
         if token not in self._pieces:
-            before, both = (
-                self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-                for ids in (self._anchor(self.tokenizer), [*self._anchor(self.tokenizer), token])
-            )
-            pieces = encode_after(self.own, self._anchor(self.own), both[len(before) :])
+            pieces = encode_after(self.own, anchor(self.own), self.text([token]))
             known = all(piece < self.decoder.own_vocabulary for piece in pieces)
             self._pieces[token] = pieces if pieces and known else [self.decoder.substitute]
         return self._pieces[token]
-
-    def _anchor(self, tokenizer: Any) -> list[int]:
-        """Something to stand before a token: at the start of a text some tokenizers drop a leading space."""
-        ids: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
-        return ids
 
     def lengths(self, canvas: Canvas, live: Sequence[int]) -> list[int]:
         """How many ids the draft reads of each of the rows `live`."""

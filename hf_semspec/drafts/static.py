@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..engine.masks import block_masks
-from ..engine.model import MappedModel, adapting_rope, is_hooked, takes_masks
+from ..engine.model import Fed, MappedModel, has_adapting_rope, is_hooked, takes_masks
+from ..engine.sources import Source
 
 # Columns to begin with: each time the cache doubles, its buffers move and the forward is captured anew.
 CAPACITY = 256
@@ -33,13 +33,15 @@ class StaticDraft(MappedModel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.cache.capacity = min(CAPACITY, self.cache.longest)
+        self.cache.expect(self.cache.longest, CAPACITY)
         self._step: _Step | None = None
 
-    def _run(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
-        if ids.shape[1] > 1 or not self.cache.is_filled:
-            return super()._run(ids, ends, keep)
-        began, forwards, tokens, seconds = time.perf_counter(), self.forwards, self.tokens, self.seconds
+    def _feed(
+        self, source: Source, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool = False
+    ) -> Fed:
+        if ids.shape[1] > 1 or not self.cache.is_filled or with_hidden:
+            return super()._feed(source, ids, ends, keep, with_hidden)
+        began = time.perf_counter()
         self.cache.plan(0, max(ends))
         columns = torch.tensor(ends, device=self.device).unsqueeze(1) - 1
         buffers = self._buffers()
@@ -50,9 +52,8 @@ class StaticDraft(MappedModel):
             self._step.ids.copy_(ids)
             self._step.columns.copy_(columns)
         logits = self._step()
-        self.forwards, self.tokens = forwards + 1, tokens + ids.numel()
-        self.seconds = seconds + time.perf_counter() - began
-        return logits
+        self._count(1, ids.numel(), time.perf_counter() - began)
+        return Fed(logits, None)
 
     def _buffers(self) -> torch.Tensor:
         """The keys of the first layer that has any: all layers' buffers are replaced together."""
@@ -61,8 +62,8 @@ class StaticDraft(MappedModel):
     def _forward_at(self, ids: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         """The forward over `ids` (rows, 1) at `columns` (rows, 1), against all columns of the cache."""
         self.cache.plan(0, self.cache.capacity, columns)
-        mask = block_masks(columns, self.cache.capacity, self.windows, self.dtype)
-        return self._forward(ids, mask, columns.clamp(max=self.last_position), 1)
+        mask = self.masks(columns, self.cache.capacity)
+        return self._call(self.source, ids, mask, columns.clamp(max=self.last_position), 1).logits
 
 
 class _Step:
@@ -138,6 +139,6 @@ def _reason_against(draft: Any) -> str | None:
         return "is an encoder-decoder"
     if not takes_masks(draft):
         return 'takes no 4-D mask (load it with attn_implementation="sdpa" or "eager")'
-    if adapting_rope(draft) is not None:
+    if has_adapting_rope(draft):
         return "has rotary frequencies that change with the text's length"
     return None

@@ -137,6 +137,11 @@ class RaggedCache(Cache):
             if self.capacity > self.longest >= end:
                 self.capacity = self.longest
 
+    def expect(self, longest: int, capacity: int | None = None) -> None:
+        """Size the buffers for a text of `longest` columns, beginning with `capacity`."""
+        self.longest = longest
+        self.capacity = self.capacity if capacity is None else min(capacity, longest)
+
     def slots(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Row (batch, 1) and column (batch, width) indices of the planned block on `device`."""
         if device not in self._slots:
@@ -257,7 +262,6 @@ class RaggedCache(Cache):
 
 
 RowStates = list[tuple[torch.Tensor, torch.Tensor] | None]
-Places = slice | torch.Tensor
 
 
 def held(states: RowStates) -> int:
@@ -265,38 +269,9 @@ def held(states: RowStates) -> int:
     return next((keys.shape[1] for keys, _ in filter(None, states)), 0)
 
 
-def export(rows: list[RowStates], places: list[torch.Tensor], first: int, width: int, into: Cache) -> Cache:
-    """Append columns [`first`, `width`) of plain `generate`'s cache to `into` and return it.
-
-    Args:
-        rows: for each row of the batch its left-aligned states, as `RaggedCache.rows` gives them.
-        places: for each row the column, in the caller's padded layout, of each of its states, (length,) int64.
-    """
-    moves = [_move(place, first, width) for place in places]
-    for index, states in enumerate(zip(*rows, strict=True)):
-        held = [state for state in states if state is not None]
-        if held:
-            keys, values = (_padded([state[part] for state in held], moves, width - first) for part in (0, 1))
-            into.update(keys, values, index)
-    return into
-
-
-def _move(place: torch.Tensor, first: int, width: int) -> tuple[Places, Places]:
-    """Which of a row's states go into columns [`first`, `width`), and to which of these: slices but for a row with
-    holes."""
-    new = ((place >= first) & (place < width)).nonzero().squeeze(1)
-    to = place[new] - first
-    if not len(new) or int(place[new[-1]] - place[new[0]]) + 1 > len(new):
-        return new, to
-    return slice(int(new[0]), int(new[-1]) + 1), slice(int(to[0]), int(to[-1]) + 1)
-
-
-def _padded(states: list[torch.Tensor], moves: list[tuple[Places, Places]], width: int) -> torch.Tensor:
-    """Rows of (heads, length, head_dim) at their places: (batch, heads, width, head_dim), zeros elsewhere."""
-    block = states[0].new_zeros((len(states), states[0].shape[0], width, states[0].shape[2]))
-    for row, (state, (source, to)) in enumerate(zip(states, moves, strict=True)):
-        block[row][:, to] = state[:, source]
-    return block
+def cut(states: RowStates, length: int) -> RowStates:
+    """The first `length` tokens of a row's states."""
+    return [None if pair is None else (pair[0][:, :length], pair[1][:, :length]) for pair in states]
 
 
 def holds_enough(cache: Cache, visible: torch.Tensor) -> bool:

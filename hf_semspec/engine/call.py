@@ -1,15 +1,16 @@
 """What one call of a token-level scheme has committed so far, whoever decodes: text, ended rows, what is returned."""
 
 import copy
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from ..common.fields import SAMPLING_SETTINGS
-from .cache import RowStates
+from .cache import RowStates, text_config
 from .encoders import Sources
 from .inputs import read_inputs
-from .model import CachedModel, compute_device
+from .model import CachedModel, compute_device, context_of
 from .outputs import DecodingStats, RowStats
 from .processors import CallRandomness
 from .recorder import Recorder
@@ -51,7 +52,7 @@ class CallState:
         self.row_states: list[RowStates] = [[] for _ in range(batch)]
         self.hits: dict[int, int] = {}
         self.rows_end_alone = self.rules.has_eos  # without EOS plain `generate` keeps all rows going until the last
-        self.stats = DecodingStats(request.scheme.name, [RowStats() for _ in range(batch)])
+        self.stats = self.new_stats()
         self.stats.sampling = {name: getattr(config, name, None) for name in SAMPLING_SETTINGS}
         self.trace = Recorder(batch) if request.trace else None
 
@@ -65,28 +66,67 @@ class CallState:
         """All rows of the caller's batch."""
         return range(self.batch)
 
-    def target(self) -> CachedModel:
-        """The target, with what the caller's cache holds."""
+    @property
+    def vocabulary(self) -> int:
+        """How many ids the target scores."""
+        return int(text_config(self.request.model).vocab_size)
+
+    @property
+    def longest(self) -> int:
+        """The longest that a row may become, in columns of the caller's ids and new ones."""
+        return int(self.canvas.prompt_width + self.rules.room)
+
+    def new_stats(self) -> DecodingStats:
+        """Statistics in which nothing is counted yet."""
+        return DecodingStats(self.request.scheme.name, [RowStats() for _ in self.rows])
+
+    def target(self, judges: bool = False) -> CachedModel:
+        """The target, with what the caller's cache holds.
+
+        Args:
+            judges: whether it reads whole texts: their last token is never fed in plain decoding.
+        """
         inputs = self.inputs
         last = inputs.visible.shape[1] + self.rules.room - 2
+        if judges and last + 1 < (context_of(self.request.model) or math.inf):
+            last += 1
         target = CachedModel(self.request.model, self.batch, last, self.sources.of_target())
         if inputs.cache is not None and any(inputs.cached):
             target.cache.adopt(inputs.cache, inputs.visible[:, : inputs.cache.get_seq_length()])
         return target
 
-    def tentative(self) -> "CallState":
-        """The same text for a decoder that the target has yet to judge: nothing is streamed, its laws are not
-        returned, and where it ends a row, what it counts and its cache are kept apart."""
+    def within(
+        self,
+        *,
+        role: str = "draft",
+        stats: DecodingStats | None = None,
+        own_text: bool = False,
+        criteria: bool = True,
+    ) -> "CallState":
+        """A call within this one, for a model that writes what has yet to be judged.
+
+        It shares the request, its inputs, the random numbers and, unless told otherwise, the canvas and the rules:
+        what it writes stands behind the rows of this call, too, until those are told to hold less. It owns which rows
+        have ended and where, and what it counts. It streams, records and returns nothing.
+
+        Args:
+            role: the model that writes, "draft" or "target"; the draft's cache counts the caller's ids alone.
+            stats: what it counts in; new by default.
+            own_text: write on a copy of the canvas, which this call never sees.
+            criteria: whether the caller's own criteria end rows; EOS and the length do in any case.
+        """
         other = copy.copy(self)
-        other.role = "draft"
-        other.offsets = [0] * self.batch
+        other.role = role
+        other.offsets = self.offsets if role == "target" else [0] * self.batch
+        other.canvas = copy.deepcopy(self.canvas) if own_text else self.canvas
+        other.rules = self.rules if criteria else self.rules.eos_only()
         other.stream = SettledStream(None, 0)
         other.scores, other.logits = Columns(self.batch, False), Columns(self.batch, False)
         other.keep_cache = False
         other.row_states = [[] for _ in self.rows]
         other.hits = {}
         other.rows_end_alone = True
-        other.stats = DecodingStats(self.stats.scheme, [RowStats() for _ in self.rows])
+        other.stats = stats or self.new_stats()
         other.trace = None
         return other
 
@@ -95,10 +135,17 @@ class CallState:
         lengths = self.canvas.lengths(live)
         return [length + self.offsets[row] for row, length in zip(live, lengths, strict=True)]
 
+    def end(self, row: int, length: int) -> None:
+        """The row ends at `length` new tokens, unless it has ended before."""
+        self.hits.setdefault(row, length)
+
+    def keep(self, row: int, states: RowStates) -> None:
+        """Take what the target's cache held of a row that has ended, for the cache that is returned."""
+        self.row_states[row] = states
+
     def clear(self, row: int, start: int, stop: int) -> None:
         """Forget the tokens of `row` in columns [start, stop) of new text."""
-        prompt = self.canvas.prompt_width
-        self.canvas.shown[row, :, prompt + start : prompt + stop] = self.canvas.pad
+        self.canvas.clear(row, start, stop)
         self.scores.clear(row, start)
         self.logits.clear(row, start)
 
@@ -122,7 +169,7 @@ class CallState:
         generated, width = self.canvas.generated, max(self.hits.values())
         for row, count in enumerate(generated):
             surplus = max(count - width, 0)
-            generated[row] -= surplus
+            self.canvas.hold(row, count - surplus)
             self.stats.rows[row].cut += surplus
             self.stats.rows[row].emitted -= surplus
         return ReturnedRows(self.rows, [0] * self.batch, generated, self.row_states, self.scores, self.logits)

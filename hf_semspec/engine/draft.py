@@ -31,10 +31,14 @@ class Draft:
     broken: torch.Tensor
 
 
-class NoDrafts:
-    """What [`Speculation`] asks of a drafter; this one drafts nothing, so the target decodes alone."""
+class Drafter:
+    """What [`Speculation`] asks of a drafter, and tells it: to one without a cache most of that means nothing.
 
-    chains = 1
+    `chains` is the number of drafts a row, `decoder` the model that drafts, if there is one; a committed id from
+    `own_vocabulary` on is one that it has no embedding for.
+    """
+
+    chains: int = 1
     own_vocabulary: int = sys.maxsize
     decoder: CachedModel | None = None
 
@@ -44,11 +48,12 @@ class NoDrafts:
         return [] if self.decoder is None else [self.decoder.cache]
 
     def plan(self, live: Sequence[int], canvas: Canvas, rooms: Sequence[int]) -> list[int]:
-        """For each row, how many tokens to draft this round."""
-        return [0] * len(live)
+        """For each of the rows `live`, which have room for so many tokens more, how many to draft this round."""
+        raise NotImplementedError
 
     def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
-        """Draft for the rows `live`; called only where something was planned."""
+        """Draft for the rows `live` and leave the ids on `canvas` behind their tokens; called only where something was
+        planned."""
         raise NotImplementedError
 
     def observe(self, accepted: int, tested: int) -> None:
@@ -69,3 +74,18 @@ class NoDrafts:
     def states(self, row: int) -> RowStates:
         """A copy of what the drafter's cache holds of a row."""
         return []
+
+
+class NoDrafts(Drafter):
+    """Drafts nothing, so that the target decodes alone.
+
+    Args:
+        own_vocabulary (`int`): as for [`Drafter`], where a draft reads later what the target writes now.
+    """
+
+    def __init__(self, own_vocabulary: int = sys.maxsize) -> None:
+        self.own_vocabulary = own_vocabulary
+
+    def plan(self, live: Sequence[int], canvas: Canvas, rooms: Sequence[int]) -> list[int]:
+        """Nothing for any row."""
+        return [0] * len(live)

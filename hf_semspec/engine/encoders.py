@@ -140,9 +140,8 @@ class Sources:
             return Images(len(self.request.input_ids), self.images)
         if self.hidden is None:
             return None
-        source = self._encoded(self.request.model, self.hidden)
-        source.cache.keeps_first = bool(self.request.generation_config.return_dict_in_generate)
-        return source
+        returned = bool(self.request.generation_config.return_dict_in_generate)
+        return self._encoded(self.request.model, self.hidden, returned)
 
     def of_draft(self) -> Source | None:
         """For the draft model, whose own encoder runs here, once; `None` for text alone."""
@@ -202,7 +201,7 @@ class Sources:
         if any(kwargs[name].get_seq_length() for name in _CACHES if kwargs.get(name) is not None):
             raise ValueError("images beside a filled cache are not supported by semspec: pass the whole prompt alone")
 
-    def _encoded(self, model: Any, hidden: torch.Tensor) -> Encoded:
+    def _encoded(self, model: Any, hidden: torch.Tensor, keeps_first: bool = False) -> Encoded:
         device, batch, nested = compute_device(model), len(self.request.input_ids), model.config.is_encoder_decoder
         positions = POSITIONS[model.config.model_type]
         if not nested and not _passes_positions(model):
@@ -210,7 +209,7 @@ class Sources:
         hidden = hidden.to(device, model.dtype)
         if len(hidden) != batch:
             hidden = hidden.repeat_interleave(batch // len(hidden), dim=0)
-        return Encoded(hidden, None if self.mask is None else self.mask.to(device), positions, nested)
+        return Encoded(hidden, None if self.mask is None else self.mask.to(device), positions, nested, keeps_first)
 
     def _encode(self, draft: Any) -> torch.Tensor:
         """The draft's encoder over the caller's inputs, (prompts, source length, width)."""

@@ -7,7 +7,7 @@ import torch
 
 from ..common.warn_once import warn_once
 from .cache import Cache, given_cache, holds_enough, text_config
-from .model import compute_device
+from .model import ADAPTING, compute_device, rope_parameters
 
 _KNOWN = (
     "attention_mask",
@@ -137,10 +137,9 @@ def _check_ids(model: Any, ids: torch.Tensor) -> None:
 
 def _check_rotary(model: Any, visible: torch.Tensor, room: int) -> None:
     """Refuse texts over which rotary frequencies change: keys cached before would stay turned by the old ones."""
-    config = text_config(model)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    config, rope = text_config(model), rope_parameters(model)
     kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-    if kind not in ("dynamic", "longrope"):
+    if kind not in ADAPTING:
         return
     border = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
     if kind == "dynamic" or border is None:

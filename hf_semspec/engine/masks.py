@@ -1,8 +1,9 @@
 """Attention masks for blocks written into a `RaggedCache`: additive, 4-D, in the model's dtype, or None where all is
 visible."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -26,25 +27,54 @@ def block_masks(
     keys = torch.arange(end, device=columns.device)
     queries = columns.unsqueeze(-1)
     causal = keys > queries  # (batch, width, end), True where hidden
-    masks = {}
-    for name, window in windows.items():
-        hidden = causal if window is None or window >= end else causal | (keys <= queries - window)
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=columns.device)
-        masks[name] = mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)
-    return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def hidden(window: int | None) -> torch.Tensor:
+        return causal if window is None or window >= end else causal | (keys <= queries - window)
+
+    return _for_each(windows, lambda window: _additive(hidden(window), dtype))
 
 
-class TailMasks:
-    """`block_masks` for blocks at the end of rows in step, where no window hides anything: for each width all are cut
-    from one tensor."""
+class Masks:
+    """The masks of one model's forwards.
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    Args:
+        windows: sliding window in tokens (`None`: full attention) for every layer type of the model.
+        taken (`bool`): whether its attention takes 4-D masks.
+        dtype, device: the model's.
+    """
+
+    def __init__(
+        self, windows: Mapping[str, int | None], taken: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.windows, self.taken = windows, taken
         self.dtype, self.device = dtype, device
         self._whole: dict[int, torch.Tensor] = {}
 
-    def __call__(self, start: int, end: int) -> torch.Tensor:
-        """The mask (1, 1, end - start, end) of a block in columns [`start`, `end`) of every row."""
-        width = end - start
+    def __call__(self, columns: torch.Tensor, end: int, in_step: bool = False) -> Any:
+        """For a block of queries in `columns`, see [`block_masks`]; `in_step` if it is the last before `end` in every
+        row.
+
+        Returns:
+            `None` where the model's own causal mask is right: one query at the end of its row, or a block that begins
+            it; under flash attention any block at the end of rows in step.
+        """
+        width = columns.shape[1]
+        if in_step and not self.taken:
+            return None
+        if in_step and all(window is None or end <= window for window in self.windows.values()):
+            if width in (1, end):
+                return None
+            mask = self._tail(width, end)
+            return _for_each(self.windows, lambda window: mask)
+        return block_masks(columns, end, self.windows, self.dtype)
+
+    def packed(self, slots: "Slots", end: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """For a packed block, see [`packed_masks`]."""
+        return packed_masks(slots, end, self.windows, self.dtype)
+
+    def _tail(self, width: int, end: int) -> torch.Tensor:
+        """The mask (1, 1, width, end) of the last `width` columns, where no window hides anything: for each width all
+        are cut from one tensor."""
         whole = self._whole.get(width)
         if whole is None or whole.shape[3] < end:
             whole = torch.zeros((1, 1, width, 2 * end), dtype=self.dtype, device=self.device)
@@ -53,11 +83,6 @@ class TailMasks:
             self._whole[width] = whole
         # Kernels on accelerators want rows that begin at aligned addresses.
         return whole.narrow(3, whole.shape[3] - end, end).contiguous()
-
-
-def within_windows(end: int, windows: Mapping[str, int | None]) -> bool:
-    """Whether the windows hide nothing from a block that ends before column `end`."""
-    return all(window is None or end <= window for window in windows.values())
 
 
 @dataclass(frozen=True)
@@ -124,15 +149,13 @@ def packed_masks(
     column, position = slots.columns.unsqueeze(-1), slots.positions.unsqueeze(-1)
     text = keys < slots.seen.unsqueeze(-1)  # (rows, width, end)
     own = (keys >= slots.first.unsqueeze(-1)) & (keys <= column)
-    masks = {}
-    for name, window in windows.items():
+
+    def visible(window: int | None) -> torch.Tensor:
         if window is None:
-            visible = text | own
-        else:
-            visible = (text & (position - keys < window)) | (own & (column - keys < window))
-        mask = torch.zeros(visible.shape, dtype=dtype, device=keys.device)
-        masks[name] = mask.masked_fill_(~visible, torch.finfo(dtype).min).unsqueeze(1)
-    return masks if len(masks) > 1 else next(iter(masks.values()))
+            return text | own
+        return (text & (position - keys < window)) | (own & (column - keys < window))
+
+    return _for_each(windows, lambda window: _additive(~visible(window), dtype))
 
 
 def aligned_mask(shifts: torch.Tensor, width: int, end: int, dtype: torch.dtype) -> torch.Tensor:
@@ -145,6 +168,24 @@ def aligned_mask(shifts: torch.Tensor, width: int, end: int, dtype: torch.dtype)
     """
     keys = torch.arange(end, device=shifts.device)
     queries = keys[end - width :].unsqueeze(1)
-    hidden = (keys > queries) | ((keys < shifts[:, None, None]) & (keys != queries))
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=shifts.device)
+    return _additive((keys > queries) | ((keys < shifts[:, None, None]) & (keys != queries)), dtype)
+
+
+def padding_mask(shifts: torch.Tensor, end: int) -> torch.Tensor:
+    """The 2-D mask of rows that begin in column `shifts` (batch, 1) and end together: (batch, end) int64, 1 for a
+    token."""
+    return (torch.arange(end, device=shifts.device) >= shifts).long()
+
+
+def _additive(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """(batch, width, end) bool as (batch, 1, width, end), 0 or the dtype's finite minimum where it is True."""
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
     return mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)
+
+
+def _for_each(
+    windows: Mapping[str, int | None], mask: Callable[[int | None], torch.Tensor]
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """The mask of the one layer type, or a dict by type if there are several."""
+    masks = {name: mask(window) for name, window in windows.items()}
+    return masks if len(masks) > 1 else next(iter(masks.values()))

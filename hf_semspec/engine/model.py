@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -11,8 +11,20 @@ from transformers import PreTrainedModel
 from ..common.warn_once import warn_once
 from ..common.wrappers import forward_parameters
 from .cache import RaggedCache, attention_windows, cache_argument, text_config
-from .masks import Slots, TailMasks, block_masks, packed_masks, within_windows
+from .masks import Masks, Slots, padding_mask
 from .sources import Source
+
+
+class Fed(NamedTuple):
+    """What a forward gave.
+
+    Args:
+        logits: (batch, kept places, vocabulary).
+        hidden: (batch, width, size) of the last layer, after the final norm, at every place; `None` if not asked for.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None
 
 
 class CachedModel:
@@ -24,9 +36,6 @@ class CachedModel:
         last_position (`int`): positions are capped here; only tokens that can never be returned are ever fed beyond
             it.
         source: what it reads beside text, with the cache that goes with it.
-
-    With `keep_hidden` set, `hidden` is what the last forward left of its last layer, after the final norm: (batch,
-    width, size).
     """
 
     def __init__(self, model: Any, batch: int, last_position: int, source: Source | None = None) -> None:
@@ -34,18 +43,15 @@ class CachedModel:
         self.source = source or Source(RaggedCache(batch))
         self.cache = self.source.cache
         self.last_position = max(last_position, 0)
-        self.cache.longest = self.last_position + 64 & ~63  # kernels like even sizes
-        self.windows = attention_windows(model)
+        self.cache.expect(self.last_position + 64 & ~63)  # kernels like even sizes
         self.cache_name = cache_argument(model)
         self.keeps_logits = "logits_to_keep" in forward_parameters(model)
         self.device = compute_device(model)
         self.dtype: torch.dtype = model.dtype
         self.inference_mode = keeps_no_tensors(model)
         self.takes_masks = takes_masks(model)
-        self.tail_mask = TailMasks(self.dtype, self.device)
+        self.masks = Masks(attention_windows(model), self.takes_masks, self.dtype, self.device)
         self._places = torch.arange(0, device=self.device).unsqueeze(0)
-        self.keep_hidden = False
-        self.hidden: torch.Tensor | None = None
         self.forwards = 0
         self.tokens = 0
         self.seconds = 0.0
@@ -64,36 +70,41 @@ class CachedModel:
         Returns:
             (batch, keep, vocabulary) logits, in the model's dtype, on the model's device.
         """
+        return self.forward(ids, ends, keep).logits
+
+    def forward(self, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool = False) -> Fed:
+        """As [`CachedModel.feed`], with the hidden states if they are wanted."""
+        if self.source.positions == "counted" and not _in_step(ends, ids.shape[1]):
+            return Fed(self._feed_in_step(ids, ends, keep), None)
+        return self._feed(self.source, ids, ends, keep, with_hidden)
+
+    def _feed(
+        self, source: Source, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool = False
+    ) -> Fed:
+        """As `forward`, for rows of which `source` has the cache."""
         width, low, high = ids.shape[1], min(ends), max(ends)
         end = max(high, width)
-        uniform = low == high and high >= width
-        if not uniform and self.source.positions == "counted":
-            return self._feed_in_step(ids, ends, keep)
+        uniform = _in_step(ends, width)
         columns = self._columns(ends, width, uniform)
-        if not uniform and self.source.positions == "relative":
-            self.cache.plan(end - width, end, columns)
-            mask = self.source.align([end - other for other in ends], width, self.dtype, self.device)
+        if not uniform and source.positions == "relative":
+            source.cache.plan(end - width, end, columns)
+            mask = source.align([end - other for other in ends], width, self.dtype, self.device)
         else:
-            self.cache.plan(low - width, end, None if uniform else columns)
-            mask = self._mask(columns, end, width, uniform)
+            source.cache.plan(low - width, end, None if uniform else columns)
+            mask = self.masks(columns, end, uniform)
         positions = columns if end <= self.last_position + 1 else columns.clamp(max=self.last_position)
-        logits = self._forward(ids, mask, positions.expand(len(ends), -1), keep)
-        return logits if logits.shape[1] == keep else logits[:, -keep:]
+        logits, hidden = self._run(source, ids, mask, positions.expand(len(ends), -1), keep, with_hidden)
+        return Fed(logits if logits.shape[1] == keep else logits[:, -keep:], hidden)
 
     def _feed_in_step(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
         """A forward for each length, for a model that counts what the cache holds."""
         logits: dict[int, torch.Tensor] = {}
-        whole = self.source
         for end in sorted(set(ends)):
             rows = [row for row, other in enumerate(ends) if other == end]
             block = ids[rows, max(ids.shape[1] - end, 0) :]
-            self.source = part = whole.part(rows)
-            self.cache = part.cache
-            try:
-                logits |= dict(zip(rows, CachedModel.feed(self, block, [end] * len(rows), keep), strict=True))
-            finally:
-                self.source, self.cache = whole, whole.cache
-            whole.take_back(rows, part, end - block.shape[1], end)
+            part = self.source.part(rows)
+            logits |= dict(zip(rows, self._feed(part, block, [end] * len(rows), keep).logits, strict=True))
+            self.source.take_back(rows, part, end - block.shape[1], end)
         return torch.stack([logits[row] for row in range(len(ends))])
 
     def feed_packed(self, ids: torch.Tensor, slots: Slots, keep: list[int]) -> torch.Tensor:
@@ -111,10 +122,11 @@ class CachedModel:
         uniform = end - start == ids.shape[1]
         slots = Slots(*(part.to(self.device) for part in (slots.columns, slots.positions, slots.seen, slots.first)))
         self.cache.plan(start, end, None if uniform else slots.columns)
-        mask = packed_masks(slots, end, self.windows, self.dtype)
+        mask = self.masks.packed(slots, end)
         index = torch.tensor(keep or [ids.shape[1] - 1], device=self.device)
         text = slots.positions.clamp(max=self.last_position)
-        logits = self._forward(ids, mask, torch.where(slots.seen == 0, text, slots.positions), index)
+        positions = torch.where(slots.seen == 0, text, slots.positions)
+        logits, _ = self._run(self.source, ids, mask, positions, index)
         logits = logits if logits.shape[1] == len(index) else logits[:, index]
         return logits if keep else logits[:, :0]
 
@@ -129,47 +141,68 @@ class CachedModel:
             (copies, vocabulary) logits after the last id, in the model's dtype, on the model's device.
         """
         width, longest = ids.shape[1], max(prefixes)
-        own, self.cache = self.cache, self.cache.right_aligned(prefixes)
-        try:
-            self.cache.plan(longest, longest + width)
-            starts = torch.tensor(prefixes, device=self.device).unsqueeze(1)
-            columns = torch.arange(longest + width, device=self.device)
-            positions = starts + torch.arange(width, device=self.device)
-            return self._forward(ids, (columns >= longest - starts).long(), positions, 1)[:, -1]
-        finally:
-            self.cache = own
+        cut = Source(self.cache.right_aligned(prefixes))
+        cut.cache.plan(longest, longest + width)
+        starts = torch.tensor(prefixes, device=self.device).unsqueeze(1)
+        positions = starts + torch.arange(width, device=self.device)
+        mask = padding_mask(longest - starts, longest + width)
+        return self._run(cut, ids, mask, positions, 1).logits[:, -1]
 
-    def _forward(
-        self, ids: torch.Tensor, mask: Any, positions: torch.Tensor, keep: int | torch.Tensor
-    ) -> torch.Tensor:
-        """One call of the model, which may return logits beyond `keep`, a number of last places or an index."""
+    def count(self, other: "CachedModel") -> None:
+        """Count the forwards of `other` among its own."""
+        self._count(other.forwards, other.tokens, other.seconds)
+
+    def _count(self, forwards: int, tokens: int, seconds: float) -> None:
+        self.forwards += forwards
+        self.tokens += tokens
+        self.seconds += seconds
+
+    def _run(
+        self,
+        source: Source,
+        ids: torch.Tensor,
+        mask: Any,
+        positions: torch.Tensor,
+        keep: int | torch.Tensor,
+        with_hidden: bool = False,
+    ) -> Fed:
+        """One counted call of the model, see `_call`."""
         began = time.perf_counter()
+        fed = self._call(source, ids, mask, positions, keep, with_hidden)
+        if not self.forwards and not source.cache.is_filled:
+            raise ValueError(
+                f"{type(self.model).__name__} wrote nothing to the cache it was given (gradient checkpointing in "
+                "train mode does that): call .eval() or .gradient_checkpointing_disable() on it first"
+            )
+        self._count(1, ids.numel(), time.perf_counter() - began)
+        return fed
+
+    def _call(
+        self,
+        source: Source,
+        ids: torch.Tensor,
+        mask: Any,
+        positions: torch.Tensor,
+        keep: int | torch.Tensor,
+        with_hidden: bool = False,
+    ) -> Fed:
+        """One call of the model, which may return logits beyond `keep`, a number of last places or an index."""
         arguments: dict[str, Any] = {
             "input_ids": ids.to(self.device),
             "attention_mask": mask,
             "position_ids": positions,
-            self.cache_name: self.cache,
+            self.cache_name: source.cache,
             "use_cache": True,
             "return_dict": True,
         }
         if self.keeps_logits and (not isinstance(keep, int) or keep < ids.shape[1]):
             arguments["logits_to_keep"] = keep
-        arguments = self.source.arguments(arguments, self.cache_name)
-        if self.keep_hidden:
+        arguments = source.arguments(arguments, self.cache_name)
+        if with_hidden:
             arguments["output_hidden_states"] = True
         with torch.inference_mode() if self.inference_mode else torch.no_grad():
             output = self.model(**arguments)
-        logits: torch.Tensor = output.logits
-        self.hidden = output.hidden_states[-1] if self.keep_hidden else None
-        if not self.forwards and not self.cache.is_filled:
-            raise ValueError(
-                f"{type(self.model).__name__} wrote nothing to the cache it was given (gradient checkpointing in "
-                "train mode does that): call .eval() or .gradient_checkpointing_disable() on it first"
-            )
-        self.forwards += 1
-        self.tokens += ids.numel()
-        self.seconds += time.perf_counter() - began
-        return logits
+        return Fed(output.logits, output.hidden_states[-1] if with_hidden else None)
 
     def _columns(self, ends: Sequence[int], width: int, uniform: bool) -> torch.Tensor:
         if uniform:
@@ -178,18 +211,6 @@ class CachedModel:
             return self._places.narrow(1, ends[0] - width, width)
         columns = torch.tensor(ends, device=self.device).unsqueeze(1) + torch.arange(-width, 0, device=self.device)
         return torch.where(columns < 0, columns + width, columns)
-
-    def _mask(self, columns: torch.Tensor, end: int, width: int, uniform: bool) -> Any:
-        """`None` where the model's own causal mask is right: one query at the end of its row, or a block that begins
-        it; under flash attention any block at the end of rows in step."""
-        if not self.takes_masks and uniform:
-            return None
-        if uniform and within_windows(end, self.windows):
-            if width in (1, end):
-                return None
-            mask = self.tail_mask(end - width, end)
-            return mask if len(self.windows) == 1 else dict.fromkeys(self.windows, mask)
-        return block_masks(columns, end, self.windows, self.dtype)
 
 
 class MappedModel(CachedModel):
@@ -220,23 +241,28 @@ class MappedModel(CachedModel):
         pad, eos = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
         self.substitute = next(i for i in (pad, *_ids(eos), 0) if i is not None)
 
-    def feed(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
-        """As [`CachedModel.feed`]; the logits are float32 and stand on the target's vocabulary."""
-        if self.own_vocabulary < self.vocabulary:
-            ids = torch.where(ids < self.own_vocabulary, ids, self.substitute)
-        logits = self._run(ids, ends, keep).to(device=self.law_device, dtype=torch.float32)
+    def forward(self, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool = False) -> Fed:
+        """As [`CachedModel.forward`]; the logits are float32 and stand on the target's vocabulary."""
+        logits, hidden = super().forward(self._known(ids), ends, keep, with_hidden)
+        return Fed(self._mapped(logits.to(device=self.law_device, dtype=torch.float32)), hidden)
+
+    def _known(self, ids: torch.Tensor) -> torch.Tensor:
+        """What it reads for `ids`."""
+        if self.own_vocabulary >= self.vocabulary:
+            return ids
+        return torch.where(ids < self.own_vocabulary, ids, self.substitute)
+
+    def _mapped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Its `logits` on the target's vocabulary."""
         missing = self.vocabulary - logits.shape[-1]
         if missing > 0:
             return functional.pad(logits, (0, missing), value=-torch.inf)
         return logits[..., : self.vocabulary] if missing else logits
 
-    def _run(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
-        return super().feed(ids, ends, keep)
 
-
-def draft_context(draft: Any) -> int | None:
-    """The longest text that `draft` can read, in tokens; `None` where its config names no limit."""
-    config = text_config(draft)
+def context_of(model: Any) -> int | None:
+    """The longest text that `model` can read, in tokens; `None` where its config names no limit."""
+    config = text_config(model)
     names = ("max_target_positions", "max_position_embeddings")
     return next((limit for limit in (getattr(config, name, None) for name in names) if limit), None)
 
@@ -266,7 +292,7 @@ def keeps_no_tensors(model: Any) -> bool:
         and not model.training
         and getattr(model, "hf_quantizer", None) is None
         and not is_hooked(model)
-        and adapting_rope(model) is None
+        and not has_adapting_rope(model)
     )
 
 
@@ -287,11 +313,18 @@ def is_hooked(model: Any) -> bool:
     )
 
 
-def adapting_rope(model: Any) -> str | None:
-    """The kind of the rotary embeddings of `model` that change with the text's length; `None` if there are none."""
+ADAPTING = ("dynamic", "longrope")
+
+
+def rope_parameters(model: Any) -> Any:
+    """What the config of `model` says of its rotary embeddings, whatever the version of transformers calls it."""
     config = text_config(model)
-    rope = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
-    return next((kind for kind in ("dynamic", "longrope") if kind in rope), None)
+    return getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+
+
+def has_adapting_rope(model: Any) -> bool:
+    """Whether rotary embeddings of `model`, of any kind of layer, change with the text's length."""
+    return any(kind in str(rope_parameters(model)) for kind in ADAPTING)
 
 
 def compute_device(model: Any) -> torch.device:
@@ -302,6 +335,11 @@ def compute_device(model: Any) -> torch.device:
         places = (getattr(hook, "execution_device", None) for hook in hooked)
         device = torch.device(next((place for place in places if place is not None), "cpu"))
     return device
+
+
+def _in_step(ends: Sequence[int], width: int) -> bool:
+    """Whether a block of `width` that ends at `ends` takes the same columns in every row, none before the first."""
+    return width <= min(ends) == max(ends)
 
 
 def _ids(value: int | list[int] | None) -> list[int]:

@@ -96,10 +96,10 @@ class RowStats(_Rates):
     emitted: int = 0
     histogram: list[int] = field(default_factory=list)
 
-    def count_round(self, drafted: int, accepted: int, outcome: str) -> None:
+    def count_round(self, drafted: int, accepted: int, outcome: str | None) -> None:
         """Add a round in which `accepted` of `drafted` tokens passed and the next came as `outcome` (bonus, residual,
-        resampled)."""
-        stopped = outcome != "bonus"
+        resampled), or none did as all that passed left no room."""
+        stopped = outcome not in ("bonus", None)
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -107,7 +107,8 @@ class RowStats(_Rates):
         self.untested += drafted - accepted - stopped
         self.rejected += outcome == "residual"
         self.triggered += outcome == "resampled"
-        setattr(self, outcome, getattr(self, outcome) + 1)
+        if outcome is not None:
+            setattr(self, outcome, getattr(self, outcome) + 1)
         self.histogram.extend([0] * (accepted + 1 - len(self.histogram)))
         self.histogram[accepted] += 1
 

@@ -8,6 +8,7 @@ import torch
 
 from ..trace import COMMITTED, Answer, Event, Prefix, Row, Span, Trace
 from .acceptance import RESAMPLED, RESIDUAL, Acceptance, entropy
+from .request import Block, Decided
 
 _NEXT = ("bonus", "residual", "resampled")
 _STOPPED = {RESIDUAL: "rejected", RESAMPLED: "triggered"}
@@ -19,8 +20,7 @@ class _Round:
 
     Args:
         live, starts: the rows, and their new tokens before it.
-        committed: the ids decided on, the drafted ones that stand and the next one.
-        outcomes: why each row stopped.
+        decided: why each row stopped, and the ids decided on: the drafted ones that stand, and the next one if any.
         counts: tokens that were to be drafted; 0 for a plain step.
         drafts: (rows, chains, γ) ids, `None` for a plain step.
         chains: (rows,) the chain that was committed.
@@ -30,8 +30,7 @@ class _Round:
 
     live: list[int]
     starts: list[int]
-    committed: list[list[int]]
-    outcomes: list[int]
+    decided: Decided
     counts: list[int]
     drafts: torch.Tensor | None
     chains: torch.Tensor
@@ -49,22 +48,20 @@ class Recorder:
     def __init__(self, batch: int) -> None:
         self.log: list[list[Any]] = [[] for _ in range(batch)]  # of each row, in order: (round, place), answers, runs
         self.rounds: list[_Round] = []
-        self.unwanted: set[tuple[int, int]] = set()
 
     def block(
         self,
-        block: Any,
+        block: Block,
         decision: Acceptance,
         live: Sequence[int],
         starts: Sequence[int],
-        committed: list[list[int]],
-        outcomes: list[int],
+        decided: Decided,
     ) -> None:
-        """Take a block that the rows `live`, of `starts` new tokens each, have decided on; see [`calls.Block`]."""
+        """Take a block that the rows `live`, of `starts` new tokens each, have decided on."""
         rows, chain, draft = torch.arange(len(live), device=decision.outcome.device), decision.lead, block.draft
         log_p = block.scores[rows, chain].log_softmax(dim=-1)  # (rows, γ+1, vocabulary)
         numbers = log_p.new_full((len(live), 6, log_p.shape[1]), torch.nan)
-        padded = [ids + [0] * (log_p.shape[1] - len(ids)) for ids in committed]
+        padded = [ids + [0] * (log_p.shape[1] - len(ids)) for ids in decided.tokens]
         ids = torch.tensor(padded, device=log_p.device)
         numbers[:, 0], numbers[:, 2] = _of(log_p, ids), entropy(log_p)
         stopped, counts = None, [0] * len(live)
@@ -84,13 +81,7 @@ class Recorder:
         for place, row in enumerate(live):
             self.log[row].append((len(self.rounds), place))
         drafts = None if draft is None else draft.ids.clone()
-        self.rounds.append(
-            _Round(list(live), list(starts), committed, outcomes, counts, drafts, chain, stopped, numbers)
-        )
-
-    def without_next(self, row: int) -> None:
-        """The last block of `row` ended with what was drafted: the token decided on behind it was not wanted."""
-        self.unwanted.add(self.log[row][-1])
+        self.rounds.append(_Round(list(live), list(starts), decided, counts, drafts, chain, stopped, numbers))
 
     def answer(
         self,
@@ -140,10 +131,9 @@ class Recorder:
                     of_row = [None if values is None else values[which] for values in (drafts, stopped)]
                     offered, stop = (None if values is None else values[place] for values in of_row)
                     entry = self.rounds[which]
-                    events = _block_events(
+                    row.events += _block_events(
                         entry, place, offered, chains[which][place], stop, numbers[which][place], forwards
                     )
-                    row.events += events[:-1] if item in self.unwanted else events
                     forwards += 1
             row.events = [with_cut(event, length) for event in row.events]
             rows.append(row)
@@ -178,9 +168,9 @@ def _block_events(
     forward: int,
 ) -> list[Event]:
     """What became of one row's block: the accepted tokens, the one that failed, its replacement, those behind it."""
-    start, ids, count = entry.starts[place], entry.committed[place], entry.counts[place]
+    start, ids, count = entry.starts[place], entry.decided.tokens[place], entry.counts[place]
     log_p, log_q, h_p, h_q, drafted_p, drafted_q = numbers
-    accepted, outcome = len(ids) - 1, entry.outcomes[place]
+    accepted, outcome = entry.decided.accepted[place], entry.decided.outcomes[place]
 
     def event(kind: str, token: int, t: int, draft: bool = False, others: tuple[int, ...] = ()) -> Event:
         pair = (drafted_p[t], drafted_q[t]) if draft else (log_p[t], log_q[t])
@@ -195,7 +185,7 @@ def _block_events(
         events.append(event(_STOPPED[outcome], token, accepted, True, _others(offered, chain, ids, accepted, token)))
     behind = accepted + (outcome in _STOPPED)
     events += [event("untested", drafted[t], t, True) for t in range(behind, count)]
-    return [*events, event(_NEXT[outcome], ids[accepted], accepted)]
+    return [*events, event(_NEXT[outcome], ids[accepted], accepted)] if accepted < len(ids) else events
 
 
 def _others(offered: list[list[int]], chain: int, ids: list[int], t: int, token: int | None = None) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""What one call of `generate` hands over, and what one round of it has scored."""
+"""What one call of `generate` hands over, and what one round of it has scored and decided."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,6 +48,7 @@ class Block:
         choices: (rows, chains, γ+1) int64 argmax of `scores`; `None` when sampling.
         uniforms: (rows, chains, γ) in [0, 1); `None` when greedy.
         broken: () bool, whether the target's scores hold nan or a row without mass.
+        hidden: (rows * chains, width, size) the target's last hidden states; `None` unless they are wanted.
     """
 
     rows: list[int]
@@ -58,6 +59,7 @@ class Block:
     choices: torch.Tensor | None
     uniforms: Any
     broken: torch.Tensor
+    hidden: torch.Tensor | None = None
 
     @property
     def drafts(self) -> torch.Tensor:
@@ -89,3 +91,17 @@ def _first_chain(record: Any, names: tuple[str, ...], **others: Any) -> Any:
     return replace(
         record, **others, **{name: None if value is None else value[:, 0] for name, value in values.items()}
     )
+
+
+class Decided(NamedTuple):
+    """What a round has decided, on the host: lists with an entry a row.
+
+    Args:
+        accepted, outcomes, chains: as in [`acceptance.Acceptance`].
+        tokens: the ids to be committed: the accepted ones and, if there is room for it, the next one.
+    """
+
+    accepted: list[int]
+    outcomes: list[int]
+    chains: list[int]
+    tokens: list[list[int]]

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from .cache import CACHE_FIELD, Cache, RowStates, export, new_dynamic_cache
+from .cache import CACHE_FIELD, Cache, RowStates, new_dynamic_cache
 from .outputs import DecodingStats, SemSpecOutput
+
+Places = slice | torch.Tensor
 
 
 class Columns:
@@ -89,6 +91,40 @@ def build_cache(
         held = next(state[0].shape[1] for state in states[row] if state is not None)
         places.append(place[:held].cpu())
     return export(states, places, first, width, caller if caller is not None else new_dynamic_cache(model))
+
+
+def export(rows: list[RowStates], places: list[torch.Tensor], first: int, width: int, into: Cache) -> Cache:
+    """Append columns [`first`, `width`) of plain `generate`'s cache to `into` and return it.
+
+    Args:
+        rows: for each row of the batch its left-aligned states, as [`cache.RaggedCache.rows`] gives them.
+        places: for each row the column, in the caller's padded layout, of each of its states, (length,) int64.
+    """
+    moves = [_move(place, first, width) for place in places]
+    for index, states in enumerate(zip(*rows, strict=True)):
+        held = [state for state in states if state is not None]
+        if held:
+            keys, values = (_padded([state[part] for state in held], moves, width - first) for part in (0, 1))
+            into.update(keys, values, index)
+    return into
+
+
+def _move(place: torch.Tensor, first: int, width: int) -> tuple[Places, Places]:
+    """Which of a row's states go into columns [`first`, `width`), and to which of these: slices but for a row with
+    holes."""
+    new = ((place >= first) & (place < width)).nonzero().squeeze(1)
+    to = place[new] - first
+    if not len(new) or int(place[new[-1]] - place[new[0]]) + 1 > len(new):
+        return new, to
+    return slice(int(new[0]), int(new[-1]) + 1), slice(int(to[0]), int(to[-1]) + 1)
+
+
+def _padded(states: list[torch.Tensor], moves: list[tuple[Places, Places]], width: int) -> torch.Tensor:
+    """Rows of (heads, length, head_dim) at their places: (batch, heads, width, head_dim), zeros elsewhere."""
+    block = states[0].new_zeros((len(states), states[0].shape[0], width, states[0].shape[2]))
+    for row, (state, (source, to)) in enumerate(zip(states, moves, strict=True)):
+        block[row][:, to] = state[:, source]
+    return block
 
 
 def build_output(

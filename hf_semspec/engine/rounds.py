@@ -10,11 +10,11 @@ from ..common.warn_once import warn_once
 from .acceptance import BONUS, RESAMPLED, Acceptance
 from .cache import RowStates
 from .call import CallState
-from .draft import Draft, NoDrafts
-from .model import CachedModel
+from .draft import Draft, Drafter
+from .model import CachedModel, Fed
 from .outputs import DecodingStats
 from .processors import Processors
-from .request import Block, Request
+from .request import Block, Decided, Request
 from .results import ReturnedRows
 
 OUTCOMES = ("bonus", "residual", "resampled")
@@ -37,13 +37,14 @@ class Speculation:
             whether it leaves although it has not ended.
         keep_states: keep what both caches hold of the rows that leave, for whoever goes on with them.
         processors: the call's own by default.
+        with_hidden (`bool`): keep the target's hidden states of every block.
     """
 
     def __init__(
         self,
         call: CallState,
         target: CachedModel,
-        drafter: NoDrafts,
+        drafter: Drafter,
         live: Sequence[int] | None = None,
         *,
         with_laws: bool = False,
@@ -52,6 +53,7 @@ class Speculation:
         pause: Callable[[int, list[int]], bool] | None = None,
         keep_states: bool = False,
         processors: Processors | None = None,
+        with_hidden: bool = False,
     ) -> None:
         self.call = call
         self.target = target
@@ -65,6 +67,7 @@ class Speculation:
         self.processors = processors or Processors(call.request.processors)
         self.resampled: list[tuple[int, int]] = []
         self.keep_states = keep_states
+        self.with_hidden = with_hidden
         self.paused: list[int] = []
         self.target_states: dict[int, RowStates] = {}
         self.draft_states: dict[int, RowStates] = {}
@@ -85,11 +88,12 @@ class Speculation:
         the block has no drafts."""
         lengths = self.call.lengths(self.live)
         back = max(length - held for length, held in zip(lengths, cached, strict=True))
-        logits = self.target.feed(self.call.canvas.read(self.live, back, 0)[:: self.chains], lengths, keep=1)
+        ids = self.call.canvas.read(self.live, back, 0)[:: self.chains]
+        fed = self.target.forward(ids, lengths, keep=1, with_hidden=self.with_hidden)
         if self.chains > 1:
             self.expand()
-            logits = logits.repeat_interleave(self.chains, dim=0)
-        return self._score(logits, None)
+            fed = Fed(fed.logits.repeat_interleave(self.chains, dim=0), fed.hidden)
+        return self._score(fed, None)
 
     def expand(self) -> None:
         """Give every chain of a row its own copy of the target's cache."""
@@ -103,11 +107,12 @@ class Speculation:
         num_tokens = max(counts)
         draft = self.drafter.propose(canvas, self.live, counts) if num_tokens else None
         ends = [length + num_tokens for length in self.call.lengths(self.live) for _ in range(self.chains)]
-        return self._score(self.target.feed(canvas.read(self.live, 1, num_tokens), ends, num_tokens + 1), draft)
+        ids = canvas.read(self.live, 1, num_tokens)
+        return self._score(self.target.forward(ids, ends, num_tokens + 1, self.with_hidden), draft)
 
-    def _score(self, logits: torch.Tensor, draft: Draft | None) -> Block:
-        call, width = self.call, logits.shape[1]
-        raw = logits.to(device=call.device, dtype=torch.float32).view(len(self.live), self.chains, width, -1)
+    def _score(self, fed: Fed, draft: Draft | None) -> Block:
+        call, width = self.call, fed.logits.shape[1]
+        raw = fed.logits.to(device=call.device, dtype=torch.float32).view(len(self.live), self.chains, width, -1)
         kept = raw.clone() if call.logits.wanted else None
         scores = self.processors(raw, call.canvas.shown, self.live, call.canvas.widths(self.live))
         # The index of the maximum costs several times the maximum.
@@ -116,7 +121,7 @@ class Speculation:
         drawn = self.with_uniforms and draft is not None
         uniforms = call.randomness.uniforms(*scores.shape[:2], width - 1) if drawn else None
         broken = ~(peak > -torch.inf).all()
-        return Block(list(self.live), draft, scores, kept, log_p, choices, uniforms, broken)
+        return Block(list(self.live), draft, scores, kept, log_p, choices, uniforms, broken, fed.hidden)
 
     def plain(self, block: Block) -> Acceptance:
         """The decision for a block without drafts: one token from the target."""
@@ -126,79 +131,87 @@ class Speculation:
         assert block.log_p is not None
         return Acceptance(none, none + BONUS, block.log_p[:, 0, 0].exp())
 
-    def commit(self, block: Block, decision: Acceptance) -> None:
-        """Append what was decided, cut rows where they end, and let ended rows leave the batch."""
+    def commit(self, block: Block, decision: Acceptance) -> Decided:
+        """Append what was decided, cut rows where they end, and let rows that end or pause leave the batch.
+
+        A row that the accepted tokens fill to its limit gets no other token behind them.
+        """
+        decided = self._read(block, decision)
+        kept = self._cut(block, decided)
+        self._book(block, decision, decided, kept)
+        self._retire([ids[:count] for ids, count in zip(decided.tokens, kept, strict=True)])
+        return decided
+
+    def _read(self, block: Block, decision: Acceptance) -> Decided:
+        """The next tokens are drawn, the one host read brings what was decided, and the canvas shows the new ids."""
+        canvas = self.call.canvas
+        rooms = [self.limits[row] - canvas.generated[row] for row in self.live]
+        decided, broken = read_decision(block, decision, self.next_token(decision), rooms)
+        check_laws(broken, self.call.request, self.call.role)
+        width = block.scores.shape[2]
+        padded = [ids + [canvas.pad] * (width - len(ids)) for ids in decided.tokens]
+        canvas.write(self.live, 0, torch.tensor(padded, device=self.call.device).unsqueeze(1))
+        return decided
+
+    def next_token(self, decision: Acceptance) -> torch.Tensor:
+        """The token of each row that comes after what is accepted, (live,), drawn if it has not been yet."""
+        if decision.token is not None:
+            return decision.token
+        assert decision.law is not None
+        return self.call.randomness.draw(decision.law)[0]
+
+    def _cut(self, block: Block, decided: Decided) -> list[int]:
+        """Mark rows that have ended, by what the caller's criteria see; returns how many new tokens each row keeps."""
         call, canvas, live = self.call, self.call.canvas, self.live
-        accepted, outcomes, chains, tokens = self._read(block, decision)
-        starts, widths = [canvas.generated[row] for row in live], canvas.widths(live)
-        if call.trace is not None:
-            call.trace.block(block, decision, live, starts, tokens, outcomes)
-        counts = [min(n + 1, self.limits[row] - start) for n, row, start in zip(accepted, live, starts, strict=True)]
+        starts, counts = [canvas.generated[row] for row in live], [len(ids) for ids in decided.tokens]
         for columns, values in ((call.scores, block.scores), (call.logits, block.logits)):
             if columns.wanted and values is not None:
-                columns.put(values[range(len(live)), chains], live, starts, counts)
-        news = [row[:count] for row, count in zip(tokens, counts, strict=True)]
+                columns.put(values[range(len(live)), decided.chains], live, starts, counts)
         ends = call.rules.cut(
-            news,
+            decided.tokens,
             live,
-            widths,
+            canvas.widths(live),
             lambda at: canvas.shown[:, 0, :at].clone(),
             lambda at: call.scores.upto(at - canvas.prompt_width),
         )
-        self._count(block.draft, accepted, outcomes)
-        paused = []
+        kept = []
+        for row, start, count, end in zip(live, starts, counts, ends, strict=True):
+            kept.append(count if end is None or not call.rows_end_alone else end)
+            if end is not None or start + kept[-1] == call.rules.room:
+                call.end(row, start + (end or kept[-1]))
+        return kept
+
+    def _book(self, block: Block, decision: Acceptance, decided: Decided, kept: Sequence[int]) -> None:
+        """Count what became of the block, and go on with what is kept of it: text, caches, and the drafter's notes."""
+        call, canvas, live = self.call, self.call.canvas, self.live
+        starts = [canvas.generated[row] for row in live]
+        if call.trace is not None:
+            call.trace.block(block, decision, live, starts, decided)
+        self._count(block.draft, decided)
         for i, row in enumerate(live):
-            end = ends[i]
-            kept = counts[i] if end is None or not call.rows_end_alone else end
-            if end is not None or starts[i] + kept == call.rules.room:
-                call.hits.setdefault(row, starts[i] + (end or kept))
-            if kept <= accepted[i]:
-                call.clear(row, starts[i] + kept, starts[i] + accepted[i] + 1)
-            elif outcomes[i] == RESAMPLED:
-                self.resampled.append((row, starts[i] + kept - 1))
-            canvas.generated[row] += kept
-            call.stats.rows[row].cut += accepted[i] + 1 - kept
-            call.stats.rows[row].emitted += kept
-            call.stats.substituted_tokens += sum(token >= self.drafter.own_vocabulary for token in news[i][:kept])
-            self.drafter.learn(row, news[i][:kept])
-            if self.pause(row, news[i][:kept]) or canvas.generated[row] >= self.limits[row]:
-                paused.append(i)
-        self._align(chains, block.scores.shape[2] - 1)
+            ids = decided.tokens[i]
+            if kept[i] < len(ids):
+                call.clear(row, starts[i] + kept[i], starts[i] + len(ids))
+            elif decided.outcomes[i] == RESAMPLED:
+                self.resampled.append((row, starts[i] + kept[i] - 1))
+            canvas.hold(row, starts[i] + kept[i])
+            call.stats.rows[row].cut += len(ids) - kept[i]
+            call.stats.rows[row].emitted += kept[i]
+            call.stats.substituted_tokens += sum(token >= self.drafter.own_vocabulary for token in ids[: kept[i]])
+            self.drafter.learn(row, ids[: kept[i]])
+        self._align(decided.chains, block.scores.shape[2] - 1)
         self.drafter.commit(canvas.lengths(live))
-        self._retire(paused)
 
-    def _read(self, block: Block, decision: Acceptance) -> tuple[list[int], list[int], list[int], list[list[int]]]:
-        """The round's one host read: accepted counts, outcomes, chains and committed ids, which go onto the canvas."""
-        token, broken = decision.token, block.broken
-        if token is None:
-            assert decision.law is not None
-            token, _ = self.call.randomness.draw(decision.law)
-        if block.draft is not None:
-            broken = broken + 2 * block.draft.broken
-        head = (decision.num_accepted, decision.outcome, decision.lead, broken.expand_as(token), token)
-        values = torch.stack(head, dim=1)
-        if block.draft is not None:
-            values = torch.cat((values, block.draft.ids.flatten(1)), dim=1)
-        rows = read_on_host(values)
-        check_laws(rows[0][3], self.call.request, self.call.role)
-        width = block.scores.shape[2]
-        committed = []
-        for accepted, _, chain, _, next_id, *drafted in rows:
-            first = chain * (width - 1)
-            committed.append([*drafted[first : first + accepted], next_id])
-        canvas = self.call.canvas
-        padded = [ids + [canvas.pad] * (width - len(ids)) for ids in committed]
-        canvas.write(self.live, 0, torch.tensor(padded, device=self.call.device).unsqueeze(1))
-        return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], committed
-
-    def _count(self, draft: Draft | None, accepted: list[int], outcomes: list[int]) -> None:
+    def _count(self, draft: Draft | None, decided: Decided) -> None:
         for i, row in enumerate(self.live):
-            drafted = draft.counts[i] if draft is not None else 0
+            drafted, accepted, outcome = draft.counts[i] if draft is not None else 0, decided.accepted[i], None
             if drafted == 0:
                 self.call.stats.rows[row].plain += 1
                 continue
-            self.call.stats.rows[row].count_round(drafted, accepted[i], OUTCOMES[outcomes[i]])
-            self.drafter.observe(accepted[i], accepted[i] + (outcomes[i] != BONUS))
+            if accepted < len(decided.tokens[i]):
+                outcome = OUTCOMES[decided.outcomes[i]]
+            self.call.stats.rows[row].count_round(drafted, accepted, outcome)
+            self.drafter.observe(accepted, accepted + (decided.outcomes[i] != BONUS))
 
     def _align(self, chains: list[int], num_drafted: int) -> None:
         """Give every chain of a row the cache of the chain that was committed."""
@@ -210,11 +223,16 @@ class Speculation:
         for cache in (self.target.cache, *self.drafter.caches):
             cache.copy_rows(sources, rows, max(low, 0), cache.end)
 
-    def _retire(self, paused: list[int]) -> None:
-        """Stream what is settled; rows that ended or pause leave both models, their states kept if they are wanted
-        later."""
+    def _retire(self, news: Sequence[list[int]]) -> None:
+        """Stream what is settled; rows that ended, or pause after their `news`, leave both models, their states kept
+        if they are wanted later."""
+        generated = self.call.canvas.generated
+        pausing = [
+            self.pause(row, ids) or generated[row] >= self.limits[row]
+            for row, ids in zip(self.live, news, strict=True)
+        ]
         leaving = self.call.settle(self.live)
-        paused = [i for i in paused if i not in leaving]
+        paused = [i for i, pauses in enumerate(pausing) if pauses and i not in leaving]
         self.paused += [self.live[i] for i in paused]
         if not leaving and not paused:
             return
@@ -225,7 +243,7 @@ class Speculation:
                 self.target_states[row] = self.target.cache.rows(i * self.chains, length - 1)
                 self.draft_states[row] = self.drafter.states(i)
         if leaving and self.call.keep_cache:
-            self._keep_for_output(leaving, bool(staying or paused))
+            self._keep_for_output(leaving)
         self.keep(staying)
 
     def keep(self, staying: list[int]) -> None:
@@ -235,15 +253,15 @@ class Speculation:
             self.target.cache.select([i * self.chains + chain for i in staying for chain in range(self.chains)])
             self.drafter.select(staying)
 
-    def _keep_for_output(self, leaving: list[int], others: bool) -> None:
+    def _keep_for_output(self, leaving: list[int]) -> None:
         """Copy out what the returned cache needs of the rows that leave."""
         lengths, generated = self.call.lengths(self.live), self.call.canvas.generated
-        shorter = any(generated[row] < max(generated) for row in self.live)
+        uneven = len(self.call.hits) < self.call.batch or any(generated[row] < max(generated) for row in self.live)
         ends = [length for length in lengths for _ in range(self.chains)]
-        last = self.call.canvas.read(self.live, 1, 0) if self.call.rows_end_alone and (others or shorter) else None
+        last = self.call.canvas.read(self.live, 1, 0) if self.call.rows_end_alone and uneven else None
         states = self.target_rows([i * self.chains for i in leaving], ends, last)
         for i, held in zip(leaving, states, strict=True):
-            self.call.row_states[self.live[i]] = held
+            self.call.keep(self.live[i], held)
 
     def target_rows(self, places: list[int], ends: list[int], last: torch.Tensor | None) -> list[RowStates]:
         """What a returned cache needs of the rows `places` of the target's cache, of `ends` tokens each.
@@ -262,6 +280,30 @@ class Speculation:
         output, stats = self.call.output(self.target, self.drafter.decoder, returned)
         warn_of_low_acceptance(stats, self.call.request)
         return output, stats
+
+
+def read_decision(
+    block: Block, decision: Acceptance, next_ids: torch.Tensor, rooms: Sequence[int]
+) -> tuple[Decided, int]:
+    """Bring what was decided to the host.
+
+    Args:
+        next_ids: (rows,) the tokens behind the accepted ones.
+        rooms: for each row, the most tokens it may get.
+
+    Returns:
+        What was decided, and bits of the models that gave no law, see [`check_laws`].
+    """
+    broken, drafted, gamma = block.broken, next_ids.new_zeros(len(next_ids), 0), block.scores.shape[2] - 1
+    if block.draft is not None:
+        broken, drafted = broken + 2 * block.draft.broken, block.draft.ids.flatten(1)
+    head = decision.num_accepted, decision.outcome, decision.lead, broken
+    accepted, outcomes, chains, bits, nexts, ids = read_columns(len(rooms), *head, next_ids, drafted)
+    tokens = [
+        [*own[chain * gamma :][:count], next_id][:room]
+        for own, chain, count, next_id, room in zip(ids, chains, accepted, nexts, rooms, strict=True)
+    ]
+    return Decided(accepted, outcomes, chains, tokens), bits[0]
 
 
 def read_columns(rows: int, *columns: torch.Tensor) -> list[list[Any]]:

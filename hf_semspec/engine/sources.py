@@ -72,14 +72,20 @@ class Encoded(Source):
         mask: (batch, source length), which of them are no padding; `None` for all.
         positions: as [`Source`].
         nested (`bool`): whether the model is an encoder-decoder, not a decoder that takes `encoder_outputs`.
+        keeps_first (`bool`): keep what the first rows have of the encoder, for a cache that is returned.
     """
 
     cache: "CrossCache"
 
     def __init__(
-        self, hidden: torch.Tensor, mask: torch.Tensor | None, positions: Positions, nested: bool = True
+        self,
+        hidden: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: Positions,
+        nested: bool = True,
+        keeps_first: bool = False,
     ) -> None:
-        super().__init__(CrossCache(hidden, mask))
+        super().__init__(CrossCache(hidden, mask, keeps_first=keeps_first))
         self.positions = positions
         self.nested = nested
 
@@ -121,15 +127,17 @@ class CrossCache(RaggedCache):
     """A ragged cache of a decoder, with what its rows have of the encoder.
 
     Args:
-        hidden, mask: as [`Encoded`].
+        hidden, mask, keeps_first: as [`Encoded`].
     """
 
-    def __init__(self, hidden: torch.Tensor, mask: torch.Tensor | None, capacity: int = 64) -> None:
+    def __init__(
+        self, hidden: torch.Tensor, mask: torch.Tensor | None, capacity: int = 64, keeps_first: bool = False
+    ) -> None:
         super().__init__(len(hidden), capacity)
         self.hidden = hidden
         self.mask = mask
         self.pair = paired_caches(self, [])
-        self.keeps_first = False  # the states of the rows that the first forward had, for the cache that is returned
+        self.keeps_first = keeps_first
         self.first: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._order: torch.Tensor | None = None
 

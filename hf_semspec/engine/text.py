@@ -26,12 +26,18 @@ def find_tokenizer(model: Any, tokenizer: Any, use: str = "the scheme parse asks
         ) from error
 
 
+def anchor(tokenizer: Any) -> list[int]:
+    """Something to stand before a token: at the start of a text some tokenizers drop a leading space."""
+    ids: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+    return ids
+
+
 class TokenTexts:
-    """The text of each token behind others: at the start of a text some tokenizers drop a leading space."""
+    """The text of each token behind others, see [`anchor`]."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+        self._anchor = anchor(tokenizer)
         self._pieces: dict[int, str] = {}
 
     def pieces(self, ids: Sequence[int]) -> list[str]:

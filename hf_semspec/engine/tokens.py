@@ -55,6 +55,14 @@ class Canvas:
         self.shown = self.shown[:, :1].repeat(1, chains, 1)
         self._read = self._read[:, :1].repeat(1, chains, 1) if separate else self.shown
 
+    def hold(self, row: int, count: int) -> None:
+        """The row now has `count` new tokens; what stands behind them is no longer its own."""
+        self.generated[row] = count
+
+    def clear(self, row: int, start: int, stop: int) -> None:
+        """Fill columns [start, stop) of the new text of `row`."""
+        self.shown[row, :, self.prompt_width + start : self.prompt_width + stop] = self.pad
+
     def widths(self, live: Sequence[int]) -> list[int]:
         """Columns of `shown` that hold tokens, for the rows `live`."""
         return [self.prompt_width + self.generated[row] for row in live]

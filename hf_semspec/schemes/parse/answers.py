@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from ...drafts.ngram import NGramGenerator
 from ...drafts.static import StaticDraft
-from ...engine.cache import RowStates, held, text_config
+from ...engine.cache import RowStates, cut, held
 from ...engine.call import CallState
-from ...engine.draft import NoDrafts
-from ...engine.model import CachedModel, MappedModel, draft_context, warn_of_context
+from ...engine.draft import Drafter, NoDrafts
+from ...engine.model import CachedModel, MappedModel, context_of, warn_of_context
 from ...engine.processors import Processors
 from ...engine.rounds import Speculation
 from .judge import Answer
@@ -30,16 +30,15 @@ class AnswerWriter:
         self.run = run
         self.ngrams = ngrams
         request = call.request
-        self.vocabulary = int(text_config(request.model).vocab_size)
-        longest = call.canvas.prompt_width + call.rules.room
-        self.context = draft_context(request.draft) or longest
+        self.vocabulary = call.vocabulary
+        self.context = context_of(request.draft) or call.longest
         kind = StaticDraft if request.scheme.compile_draft else MappedModel
         self.model: CachedModel = kind(
-            request.draft, self.vocabulary, call.device, call.batch, min(longest, self.context) - 1
+            request.draft, self.vocabulary, call.device, call.batch, min(call.longest, self.context) - 1
         )
         self.processors = Processors(request.processors).copies()
         self.states: dict[int, RowStates] = {}  # what the draft's cache held of each row when it stopped
-        self.stats = call.tentative().stats
+        self.stats = call.new_stats()
 
     def write(self, live: Sequence[int]) -> list[Answer]:
         """Write an answer for each of the rows `live` onto the canvas."""
@@ -47,10 +46,9 @@ class AnswerWriter:
         starts = {row: canvas.generated[row] for row in live}
         limits = [min(call.rules.room, self.context + 1 - length) for length in canvas.prompt_lengths]
         writing = [row for row in live if limits[row] > starts[row]]
-        draft = call.tentative()
-        draft.stats = self.stats
+        draft = call.within(stats=self.stats)
         if writing:
-            cached = [self.states.get(row, []) for row in writing]
+            cached = self.held(writing)
             self.model.cache.load(cached)
             state = Speculation(
                 draft,
@@ -63,7 +61,7 @@ class AnswerWriter:
             )
             state.prefill([held(states) for states in cached])
             self.run(state)
-            self.states.update(state.target_states)
+            self.take(state.target_states)
         if any(row not in draft.hits for row in live):
             warn_of_context(self.context)
         texts = canvas.shown[list(live), 0, canvas.prompt_width :].tolist()
@@ -76,19 +74,24 @@ class AnswerWriter:
 
     def forget(self, row: int, length: int) -> None:
         """Keep only the first `length` tokens of what the draft's cache held of `row`."""
-        self.states[row] = [
-            None if pair is None else (pair[0][:, :length], pair[1][:, :length]) for pair in self.states.get(row, [])
-        ]
+        self.states[row] = cut(self.states.get(row, []), length)
 
-    def _lookup(self, call: CallState, rows: Sequence[int]) -> NoDrafts:
+    def held(self, rows: Sequence[int]) -> list[RowStates]:
+        """What the draft's cache held of each of `rows`."""
+        return [self.states.get(row, []) for row in rows]
+
+    def take(self, states: dict[int, RowStates]) -> None:
+        """Go on from what the draft's cache held of rows when another decoder was done with it."""
+        self.states.update(states)
+
+    def _lookup(self, call: CallState, rows: Sequence[int]) -> Drafter:
         if not self.ngrams:
             return NoDrafts()
-        canvas = call.canvas
         return NGramGenerator(
             self.vocabulary,
             NGRAM_TOKENS,
-            dict(zip(rows, canvas.texts(rows), strict=True)),
-            max_length=canvas.prompt_width + call.rules.room,
+            dict(zip(rows, call.canvas.texts(rows), strict=True)),
+            max_length=call.longest,
             with_laws=call.sampling,
             device=call.device,
         )

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from ...common.warn_once import warn_once
-from ...engine.cache import text_config
 from ...engine.call import CallState
 from ...engine.masks import Slots, packed_slots
-from ...engine.model import CachedModel
+from ...engine.model import CachedModel, context_of
 from ...engine.processors import Processors
 from ...engine.text import TokenTexts, find_tokenizer
 from .config import PARSEConfig
@@ -60,7 +59,7 @@ class Judge:
 
     Args:
         call: the call.
-        target: the target.
+        target: the target, which reads whole texts.
         config: the scheme's config.
 
     Raises:
@@ -78,9 +77,7 @@ class Judge:
             suffix_ids(tokenizer, _filled(prompt, words)) for prompt in (config.judge_prompt, config.full_judge_prompt)
         )
         self.processors = Processors(call.request.processors)
-        self.context = getattr(text_config(call.request.model), "max_position_embeddings", None) or math.inf
-        if target.last_position + 1 < self.context:
-            target.last_position += 1  # an answer's last token, never fed in plain decoding, is judged
+        self.context = context_of(call.request.model) or math.inf
         self.pieces = TokenTexts(tokenizer).pieces
 
     def __call__(self, live: Sequence[int], answers: Sequence[Answer], cached: Sequence[int]) -> list[Verdict]:

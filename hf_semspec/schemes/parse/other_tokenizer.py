@@ -82,8 +82,8 @@ class TranslatingWriter(AnswerWriter):
         answers = [("", False)] * len(live)
         if not writing:
             return answers
-        call = self._call([prompts[i] for i in writing], max(limits)).tentative()
-        call.stats = DecodingStats(self.stats.scheme, [self.stats.rows[live[i]] for i in writing])
+        stats = DecodingStats(self.stats.scheme, [self.stats.rows[live[i]] for i in writing])
+        call = self._call([prompts[i] for i in writing], max(limits)).within(stats=stats)
         self.model.cache.load([[] for _ in writing])
         state = Speculation(
             call,
@@ -139,7 +139,7 @@ class TranslatingWriter(AnswerWriter):
         (end,) = rules.cut([ids], [row], [width], lambda at: canvas.shown[:, 0, :at].clone(), lambda at: None)
         length = end or len(ids)
         call.clear(row, start + length, start + len(ids))
-        canvas.generated[row] += length
+        canvas.hold(row, start + length)
         closed = ids[length - 1] in rules.eos_ids
         ids = ids[: length - closed]
         return Answer(start, ids, end is not None or start + length == rules.room, closed)

@@ -10,8 +10,8 @@ from ...drafts.choose import drafter as make_drafter
 from ...drafts.vocabulary import first_clash
 from ...engine.cache import RowStates, held
 from ...engine.call import CallState
-from ...engine.draft import NoDrafts
-from ...engine.model import CachedModel, MappedModel
+from ...engine.draft import Drafter, NoDrafts
+from ...engine.model import MappedModel
 from ...engine.outputs import DecodingStats
 from ...engine.request import Request
 from ...engine.rounds import Speculation, warn_of_low_acceptance
@@ -30,7 +30,7 @@ class Verification:
         config: PARSEConfig = request.scheme
         self.config = config
         self.call = call = CallState(request)
-        self.target = call.target()
+        self.target = call.target(judges=True)
         self.judges = Judge(call, self.target, config)
         run = make_rounds(call, None).run
         self.writer = AnswerWriter(call, run, config.draft_ngram)
@@ -80,16 +80,16 @@ class Verification:
                 written = call.canvas.texts([row])[0][-answer.written :] if answer.written else []
                 call.trace.answer(row, answer.start, written, kept, accepted, verdict.lengths, verdict.confidences)
             call.clear(row, total, answer.start + answer.written)
-            call.canvas.generated[row] = total
+            call.canvas.hold(row, total)
             if (kept == answer.written and answer.finished) or total == call.rules.room:
-                call.hits.setdefault(row, total)
+                call.end(row, total)
             self._count(row, answer, verdict, kept, accepted)
             self.writer.forget(row, call.canvas.lengths([row])[0])
         lengths = call.lengths(rows)
         leaving = call.settle(rows)
         if call.keep_cache:
             for i in leaving:
-                call.row_states[rows[i]] = self.target.cache.rows(i, lengths[i])
+                call.keep(rows[i], self.target.cache.rows(i, lengths[i]))
         staying = [i for i in range(len(rows)) if i not in leaving]
         self.open_rows = [rows[i] for i in staying]
         if staying:
@@ -109,12 +109,12 @@ class Verification:
         if not self.open_rows:
             return
         call, canvas, rows = self.call, self.call.canvas, self.open_rows
-        drafter = NoDrafts()
+        drafter: Drafter = NoDrafts()
         if self.config.revise_with is not None:
             own = self.writer.model if isinstance(self.writer.model, MappedModel) else None
             drafter = make_drafter(call, self.config.revise_with, self.reviser.with_laws, rows, own)
             if own is not None:
-                drafter.resume([self.writer.states.get(row, []) for row in rows], canvas.lengths(rows))
+                drafter.resume(self.writer.held(rows), canvas.lengths(rows))
         canvas.set_chains(drafter.chains)
         state = Speculation(
             call,
@@ -129,27 +129,19 @@ class Verification:
             state.expand()
         self.reviser.run(state)
         canvas.set_chains(1)
-        if drafter.decoder is not None:
-            self._count_forwards(drafter.decoder)
+        if drafter.decoder not in (None, self.writer.model):  # a draft that translates reads the text anew each time
+            self.writer.model.count(drafter.decoder)
         self.open_rows = sorted(state.paused)
         if self.open_rows:
             self._take_over(state, drafter)
 
-    def _count_forwards(self, decoder: CachedModel) -> None:
-        """Add those of a draft that translates, and so reads the text anew for each revision."""
-        model = self.writer.model
-        if decoder is not model:
-            model.forwards += decoder.forwards
-            model.tokens += decoder.tokens
-            model.seconds += decoder.seconds
-
-    def _take_over(self, state: Speculation, drafter: NoDrafts) -> None:
+    def _take_over(self, state: Speculation, drafter: Drafter) -> None:
         """Bring what both caches hold of the rows that paused to where the next answer begins."""
         states: list[RowStates] = [state.target_states[row] for row in self.open_rows]
         self.target.cache.load(states)
         self.cached = [held(row) for row in states]
         if drafter.decoder is self.writer.model:
-            self.writer.states.update(state.draft_states)
+            self.writer.take(state.draft_states)
 
     def _pauses(self) -> Callable[[int, list[int]], bool]:
         texts: dict[int, list[int]] = {row: [] for row in self.open_rows}

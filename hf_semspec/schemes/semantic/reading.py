@@ -8,12 +8,12 @@ import torch
 from torch.nn import functional
 
 from ...engine.acceptance import Acceptance
-from ...engine.cache import RowStates
+from ...engine.cache import RowStates, cut, held
 from ...engine.call import CallState
 from ...engine.draft import Draft
-from ...engine.model import CachedModel
+from ...engine.model import CachedModel, Fed
 from ...engine.processors import Processors
-from ...engine.request import Block
+from ...engine.request import Block, Decided
 from ...engine.rounds import Speculation
 from .rules import within_top_k
 
@@ -64,10 +64,7 @@ class RowShelf:
 
     def states(self, row: int) -> RowStates:
         """What is held of a row that waits."""
-        length = self.cached[row]
-        return [
-            None if pair is None else (pair[0][:, :length], pair[1][:, :length]) for pair in self.parked.get(row, [])
-        ]
+        return cut(self.parked.get(row, []), self.cached[row])
 
     def park_all(self) -> None:
         """Let all rows wait."""
@@ -84,7 +81,15 @@ class RowShelf:
         self.parked.update({row: states[row] for row in state.paused if row in states})
         self.rows = [row for row in self.rows if row in goes_on and row not in self.parked]
         for row in goes_on:
-            self.cached[row] = lengths[row] - 1
+            self.hold(row, lengths[row])
+
+    def park(self, row: int, states: RowStates) -> None:
+        """Let a row wait, of which a cache held `states`."""
+        self.parked[row], self.cached[row] = states, held(states)
+
+    def hold(self, row: int, length: int) -> None:
+        """The row has `length` tokens, of which all but the last are held."""
+        self.cached[row] = length - 1
 
     def roll_back(self, row: int, length: int) -> None:
         """The row now has `length` tokens, the last of which is still to be fed."""
@@ -108,38 +113,16 @@ class Turn(Speculation):
         super().__init__(*args, **kwargs)
         self.dictated = dictated or {}
 
-    def commit(self, block: Block, decision: Acceptance) -> None:
+    def commit(self, block: Block, decision: Acceptance) -> Decided:
         """Append what was decided."""
         queues = [self.dictated.get(row) for row in self.live]
         if any(queues):
-            token = self._token(decision).clone()
+            token = self.next_token(decision).clone()
             for place, ids in enumerate(queues):
                 if ids:
                     token[place] = ids.pop(0)
             decision = decision._replace(law=None, token=token)
-        super().commit(block, decision)
-
-    def _token(self, decision: Acceptance) -> torch.Tensor:
-        """The token of each row that comes after what is accepted, (live,)."""
-        if decision.token is not None:
-            return decision.token
-        assert decision.law is not None
-        return self.call.randomness.draw(decision.law)[0]
-
-    def _keep_for_output(self, leaving: list[int], others: bool) -> None:
-        super()._keep_for_output(leaving, others or len(self.call.hits) < self.call.batch)
-
-
-class CheckTurn(Turn):
-    """The commit of checked segments; `outcomes` and `tokens` are what it read of each row."""
-
-    outcomes: list[int]
-    tokens: list[list[int]]
-
-    def _read(self, block: Block, decision: Acceptance) -> tuple[list[int], list[int], list[int], list[list[int]]]:
-        read = super()._read(block, decision)
-        _, self.outcomes, _, self.tokens = read
-        return read
+        return super().commit(block, decision)
 
 
 class Writing(Turn):
@@ -153,34 +136,31 @@ class Writing(Turn):
     """
 
     def __init__(self, *args: Any, with_features: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.with_features = with_features
+        super().__init__(*args, with_hidden=with_features, **kwargs)
         self.log_prob = torch.zeros(self.call.batch, dtype=torch.float64, device=self.call.device)
         self.features: torch.Tensor | None = None
 
-    def commit(self, block: Block, decision: Acceptance) -> None:
+    def commit(self, block: Block, decision: Acceptance) -> Decided:
         """Append one token to each row."""
-        token = self._token(decision)
+        token = self.next_token(decision)
         rows = torch.tensor(self.live, device=self.call.device)
         if block.log_p is not None:
             own = block.log_p[:, 0, 0].gather(-1, token.unsqueeze(-1)).squeeze(-1)
             self.log_prob.index_add_(0, rows, own.double())
-        if self.target.hidden is not None:
-            hidden = wide(self.target.hidden[:, -1].to(self.call.device))
+        if block.hidden is not None:
+            hidden = wide(block.hidden[:, -1].to(self.call.device))
             if self.features is None:
                 self.features = hidden.new_zeros(self.call.batch, hidden.shape[-1])
             self.features.index_add_(0, rows, hidden)
-        super().commit(block, decision._replace(law=None, token=token))
+        return super().commit(block, decision._replace(law=None, token=token))
 
     def run(self, cached: Sequence[int]) -> None:
         """Feed what the model lacks of the rows, of which it holds `cached` tokens each, and write until none is
         open. Rows that its own EOS has ended are paused like the others: nobody has judged them yet."""
-        self.target.keep_hidden = self.with_features
         self.prefill(cached)
         while self.running:
             block = self.draft_and_score()
             self.commit(block, self.plain(block))
-        self.target.keep_hidden = False
         self.paused = sorted({*self.paused, *self.call.hits})
 
     def evidence(self, rows: Sequence[int]) -> Evidence:
@@ -262,14 +242,13 @@ class Reader:
         ids = self.call.canvas.read(rows, 0, most)
         numbers = torch.tensor(counts, device=self.call.device).unsqueeze(1)
         parts: dict[str, list[torch.Tensor]] = {}
-        self.target.keep_hidden = self.with_features
         for at in range(0, most + 1, CHECK_TOKENS):
             size = min(most + 1 - at, CHECK_TOKENS)
             block = self.call.canvas.read(rows, back, size - 1) if at == 0 else ids[:, at - 1 : at - 1 + size]
-            logits = self.target.feed(block, [length + at + size - 1 for length in lengths], keep=size)
-            for name, value in self._part(rows, ids, numbers, logits, at).items():
+            ends = [length + at + size - 1 for length in lengths]
+            fed = self.target.forward(block, ends, size, self.with_features)
+            for name, value in self._part(rows, ids, numbers, fed, at).items():
                 parts.setdefault(name, []).append(value)
-        self.target.keep_hidden = False
         last = parts["last"][0]
         for here, value in zip(parts["holds_last"][1:], parts["last"][1:], strict=True):
             last = torch.where(here, value, last)
@@ -287,12 +266,12 @@ class Reader:
         )
 
     def _part(
-        self, rows: Sequence[int], ids: torch.Tensor, numbers: torch.Tensor, logits: torch.Tensor, at: int
+        self, rows: Sequence[int], ids: torch.Tensor, numbers: torch.Tensor, fed: Fed, at: int
     ) -> dict[str, torch.Tensor]:
         """What the logits (rows, size, vocabulary) of the places from `at` on say: place t predicts the segment's
         token t, and the place behind its last token what follows it. Rows end at different places."""
-        call, size = self.call, logits.shape[1]
-        raw = logits.to(device=call.device, dtype=torch.float32)
+        call, size = self.call, fed.logits.shape[1]
+        raw = fed.logits.to(device=call.device, dtype=torch.float32)
         found: dict[str, torch.Tensor] = {"logits": raw.clone()} if call.logits.wanted else {}
         widths = [width + at for width in call.canvas.widths(rows)]
         scores = self.processors(raw.unsqueeze(1), call.canvas.shown, rows, widths).squeeze(1)
@@ -313,8 +292,8 @@ class Reader:
             own = functional.log_softmax(scores, dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
             own = own.masked_fill(peak == -torch.inf, -torch.inf)  # no law at all: nan
             found["log_prob"] = own.double().masked_fill(~drafted, 0.0).sum(dim=-1)
-        if self.target.hidden is not None:
-            hidden = wide(self.target.hidden[:, -size:].to(call.device))
+        if fed.hidden is not None:
+            hidden = wide(fed.hidden[:, -size:].to(call.device))
             found["features"] = hidden.masked_fill(~drafted.unsqueeze(-1), 0.0).sum(dim=1)
         return found
 

@@ -1,6 +1,5 @@
 """`residual="exact"` of `semantic`: where a drafted segment fell the target writes until what it wrote is kept."""
 
-import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -57,7 +56,7 @@ class Residual:
         found: dict[int, list[int]] = {}
         several, most = len(rows) > 1, MOST_DRAWS[self.scorer.config.scorer]
         for row in rows:  # CHECK has left the whole text in the cache
-            self.target.cached[row] = self.call.lengths([row])[0] - 1
+            self.target.hold(row, self.call.lengths([row])[0])
         rows = [row for row, outcome in zip(rows, outcomes.tolist(), strict=True) if outcome == RESIDUAL]
         for draws in range(most):
             if not rows:
@@ -86,10 +85,7 @@ class Residual:
         """A segment of the target's in each of `rows`, which nobody else gets to see, and what both models think of
         it."""
         call, scorer = self.call, self.scorer
-        scratch = call.tentative()
-        scratch.role, scratch.offsets = "target", call.offsets
-        scratch.canvas = copy.deepcopy(call.canvas)
-        scratch.rules = scratch.rules.eos_only()
+        scratch = call.within(role="target", own_text=True, criteria=False)
         self.target.bring(rows)
         turn = Writing(
             scratch,
@@ -106,13 +102,14 @@ class Residual:
         turn.run([self.target.cached[row] for row in rows])
         self.target.take(turn, turn.target_states, scratch.lengths(call.rows))
         counts = [scratch.canvas.generated[row] - call.canvas.generated[row] for row in rows]
-        scratch.canvas.generated = list(call.canvas.generated)
-        scratch.offsets = [0] * call.batch
         for row in rows:
+            scratch.canvas.hold(row, call.canvas.generated[row])
             self.target.roll_back(row, call.lengths([row])[0])
-            self.draft.roll_back(row, scratch.lengths([row])[0])
+            self.draft.roll_back(row, call.canvas.lengths([row])[0])
         self.draft.bring(rows)
-        reader = Reader(scratch, self.draft.model, self.processors, 0, scorer.needs_laws, scorer.needs_features)
+        reader = Reader(
+            scratch.within(), self.draft.model, self.processors, 0, scorer.needs_laws, scorer.needs_features
+        )
         reading = reader(rows, counts, [self.draft.cached[row] for row in rows])
         nan = [part.isnan().any() for part in reading.evidence if part is not None]
         check_laws(2 * int(torch.stack(nan).any()), call.request)  # what the draft cannot write at all is no error

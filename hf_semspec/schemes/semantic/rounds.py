@@ -9,10 +9,9 @@ from torch.nn import functional
 from ...drafts.choose import asks_for_model
 from ...drafts.choose import drafter as make_drafter
 from ...engine.acceptance import BONUS, RESIDUAL, Acceptance
-from ...engine.cache import held, text_config
 from ...engine.call import CallState
-from ...engine.draft import Draft, NoDrafts
-from ...engine.model import MappedModel, draft_context, warn_of_context
+from ...engine.draft import Draft, Drafter, NoDrafts
+from ...engine.model import MappedModel, context_of, warn_of_context
 from ...engine.outputs import DecodingStats
 from ...engine.processors import Processors
 from ...engine.recorder import mark_segments
@@ -21,7 +20,7 @@ from ...engine.rounds import warn_of_low_acceptance
 from ...engine.text import TokenTexts, find_tokenizer, no_texts
 from ..revising import make_rounds
 from .config import TEXT_USE, SemanticConfig
-from .reading import CheckTurn, Reader, Reading, RowShelf, Turn, Writing
+from .reading import Reader, Reading, RowShelf, Turn, Writing
 from .records import Records
 from .residual import Residual
 from .rules import accepted, leading_matches, score_ratio
@@ -42,10 +41,8 @@ class SegmentRounds:
         self.config: SemanticConfig = request.scheme
         self.call = call = CallState(request)
         config, batch = self.config, call.batch
-        vocabulary = int(text_config(request.model).vocab_size)
-        longest = call.canvas.prompt_width + call.rules.room
-        self.context = draft_context(request.draft) or longest
-        model = MappedModel(request.draft, vocabulary, call.device, batch, min(longest, self.context) - 1)
+        self.context = context_of(request.draft) or call.longest
+        model = MappedModel(request.draft, call.vocabulary, call.device, batch, min(call.longest, self.context) - 1)
         self.target = RowShelf(call.target(), call.inputs.cached)
         self.draft = RowShelf(model, [0] * batch)
         self.scorer = Scorer(call, config)
@@ -59,9 +56,8 @@ class SegmentRounds:
         )
         self.processors = Processors(request.processors).copies()
         self.reviser = make_rounds(call, config.revise_with)
-        self.drafting = call.tentative().stats
-        self.no_drafts = NoDrafts()
-        self.no_drafts.own_vocabulary = model.own_vocabulary  # so that ids the draft lacks are counted
+        self.drafting = call.new_stats()
+        self.no_drafts = NoDrafts(model.own_vocabulary)  # so that ids the draft lacks are counted
         self.text: Callable[[Sequence[int]], str] = no_texts
         if config.reads_text:
             self.text = TokenTexts(find_tokenizer(request.model, request.tokenizer, TEXT_USE))
@@ -104,11 +100,8 @@ class SegmentRounds:
         for row in rows:
             self.drafted[row] = self.segments[row].copy()
         self.draft.bring(rows)
-        tentative = call.tentative()
-        tentative.stats = self.drafting
-        tentative.rules = tentative.rules.eos_only()
         turn = Writing(
-            tentative,
+            call.within(stats=self.drafting, criteria=False),
             self.draft.model,
             NoDrafts(),
             rows,
@@ -124,7 +117,7 @@ class SegmentRounds:
         self.written, self.until = turn, limits
         counts = [canvas.generated[row] - start for row, start in zip(rows, starts, strict=True)]
         for row, start in zip(rows, starts, strict=True):
-            canvas.generated[row] = start
+            canvas.hold(row, start)
         return self._without_thoughts(rows, counts)
 
     def _stops_drafting(self, row: int, ids: list[int]) -> bool:
@@ -193,10 +186,10 @@ class SegmentRounds:
         call, canvas, rows = self.call, self.call.canvas, self.rows_in(DRAFT)
         starts = [canvas.generated[row] for row in rows]
         limits = list(self.limits)
-        if not self.config.bonus:
+        if not self.config.bonus:  # a segment that stands leaves no room for one
             for row, start, count in zip(rows, starts, draft.counts, strict=True):
                 limits[row] = min(limits[row], start + count)
-        turn = CheckTurn(
+        turn = Turn(
             call,
             self.target.model,
             self.no_drafts,
@@ -205,31 +198,23 @@ class SegmentRounds:
             keep_states=not self.config.bonus,
             dictated=self.dictated,
         )
-        turn.commit(reading.block(rows, draft, call.sampling), decision)
+        decided = turn.commit(reading.block(rows, draft, call.sampling), decision)
         self.target.take(turn, turn.target_states, call.lengths(call.rows))
         goes_on = {*turn.live, *turn.paused}
         for i, row in enumerate(rows):
-            stands = turn.outcomes[i] == BONUS
+            stands = decided.outcomes[i] == BONUS
             call.stats.segments += 1
             call.stats.accepted_segments += stands
             self.draft.roll_back(row, canvas.lengths([row])[0])
-            ids = turn.tokens[i]
-            kept = canvas.generated[row] - starts[i]
+            ids = decided.tokens[i][: canvas.generated[row] - starts[i]]
             self.records.drafted(row, i, starts[i], draft.counts[i], stands)
-            if stands and starts[i] + draft.counts[i] >= limits[row]:  # no bonus was wanted
-                call.stats.rows[row].bonus -= 1
-                call.stats.rows[row].cut -= 1
-                if call.trace is not None:
-                    call.trace.without_next(row)
             if row not in goes_on:
                 self._end(row)
             elif stands:
-                bonus = ids[draft.counts[i] : kept]
-                self._next(row, self.text(bonus))
+                self._next(row, self.text(ids[draft.counts[i] :]))
             else:
-                self.segments[row].tokens = 0
                 self.phases[row] = REVISE
-                self._target_wrote(row, ids[:kept])
+                self._target_wrote(row, ids)
 
     def revise(self) -> None:
         """REVISE: the target writes on in the rows that failed, or that it writes alone, each to the end of its
@@ -239,7 +224,7 @@ class SegmentRounds:
             return
         call, canvas, config = self.call, self.call.canvas, self.config
         self.target.bring(rows)
-        drafter: NoDrafts = self.no_drafts
+        drafter: Drafter = self.no_drafts
         if config.revise_with is not None:
             model = self.draft.model
             assert isinstance(model, MappedModel)
@@ -274,8 +259,7 @@ class SegmentRounds:
         self.target.take(turn, turn.target_states, call.lengths(call.rows))
         if config.revise_with is not None and asks_for_model(config.revise_with):
             for row in turn.paused:
-                self.draft.parked[row] = turn.draft_states[row]
-                self.draft.cached[row] = held(turn.draft_states[row])
+                self.draft.park(row, turn.draft_states[row])
         for row in rows:
             if row not in turn.paused:
                 self._end(row)
@@ -285,10 +269,10 @@ class SegmentRounds:
     def _cut_short(self, row: int) -> None:
         """End a row at `max_finish_tokens`."""
         call = self.call
-        call.hits.setdefault(row, call.canvas.generated[row])
+        call.end(row, call.canvas.generated[row])
         if call.keep_cache:
             self.target.bring([row])
-            call.row_states[row] = self.target.model.cache.rows(0, self.target.cached[row])
+            call.keep(row, self.target.model.cache.rows(0, self.target.cached[row]))
         self.target.bring([other for other in self.target.rows if other != row])
         call.settle([])
         self._end(row)

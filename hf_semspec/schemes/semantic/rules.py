@@ -1,4 +1,4 @@
-"""Pure rules of the scheme `semantic`: when a drafted segment stands, and what law the committed meanings then have.
+"""Pure rules of the scheme `semantic`: when a drafted segment stands.
 
 P and Q are the probabilities that target and draft give to a meaning (or to one segment), or estimates of them, in
 linear scale. Nothing here reads a tensor on the host.
@@ -62,30 +62,5 @@ def leading_matches(choices: Tensor, ids: Tensor, counts: Tensor) -> Tensor:
 
 def residual_keep_probability(target: Tensor, draft: Tensor, acceptance: Tensor) -> Tensor:
     """(1 - a·Q/P)_+, which is (1 - Q/P)_+ for a = min(1, P/Q): with this probability a segment that the target writes
-    after a rejection is kept, and else drawn again, in the variant whose committed law is exactly P (ours, for
-    reference)."""
+    after a rejection is kept, and else drawn again, in the variant whose committed law is exactly P (ours)."""
     return (1 - acceptance * score_ratio(draft, target)).clamp(min=0.0)
-
-
-def committed_law(target: Tensor, draft: Tensor, acceptance: Tensor) -> Tensor:
-    """Law of the committed meaning where a drafted one stands with probability `acceptance` and the target writes
-    otherwise: Q·a + (1 - A)·P with A = Σ Q·a.
-
-    With the true P and Q and a = min(1, P/Q) this is min(P, Q) + (1 - A)·P, and its total variation to P is at most
-    A·(1 - A) <= 1/4.
-
-    Args:
-        target, draft, acceptance (`(..., M)`): P, Q and a of each meaning.
-    """
-    kept = draft * acceptance
-    return kept + (1 - kept.sum(dim=-1, keepdim=True)) * target
-
-
-def exact_law(target: Tensor, draft: Tensor, acceptance: Tensor, keep: Tensor) -> Tensor:
-    """Law of the committed meaning where after a rejection the target writes until what it wrote is kept, with
-    probability `keep` (`(..., M)`) for each meaning; P itself for [`residual_keep_probability`]."""
-    stands = draft * acceptance
-    kept = target * keep
-    mass = kept.sum(dim=-1, keepdim=True)
-    residual = torch.where(mass > 0, kept / mass.clamp(min=torch.finfo(kept.dtype).tiny), target)
-    return stands + (1 - stands.sum(dim=-1, keepdim=True)) * residual

@@ -219,7 +219,7 @@ class Particles:
 
     def _advance(self, found: Found) -> None:
         for i, row in enumerate(self.live):
-            self.canvas.generated[row] += self.lineage.rounds[-1].committed[i]
+            self.canvas.hold(row, self.canvas.generated[row] + self.lineage.rounds[-1].committed[i])
         self.returns.grow(self.live, found.lengths)
         self.drafter.commit(self.canvas.lengths(self.live))
 

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from hf_semspec import SemanticConfig
 from hf_semspec.schemes.semantic import reading as segment_turns
 from hf_semspec.schemes.semantic.probe import SemanticProbe
-from hf_semspec.schemes.semantic.rules import committed_law
 from tests.helpers import WEAK_DRAFTS, caught, check_identities, new_tokens, plain_rows
 from tests.models import PAD, VOCAB, draft_of, prompts, row_of, tiny
+from tests.schemes.semantic.laws import committed_law
 from tests.schemes.semantic.shared import ALWAYS, CHARACTERS, NEVER, NO_TEXT, a_probe, call, passed
 from tests.statistics import deviations
 

@@ -10,8 +10,6 @@ from hf_semspec.engine.text import TokenTexts
 from hf_semspec.schemes.semantic.rules import (
     acceptance_probability,
     accepted,
-    committed_law,
-    exact_law,
     leading_matches,
     residual_keep_probability,
     score_ratio,
@@ -19,6 +17,7 @@ from hf_semspec.schemes.semantic.rules import (
 )
 from hf_semspec.schemes.semantic.segment import Segment
 from tests.models import tokenizer
+from tests.schemes.semantic.laws import committed_law, exact_law
 from tests.toy import assert_exact
 
 
