@@ -6,19 +6,18 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..common.warn_once import warn_once
 from .acceptance import BONUS, RESAMPLED, Acceptance
 from .cache import RowStates
 from .call import CallState
 from .draft import Draft, Drafter
+from .misfits import check_laws, warn_of_low_acceptance
 from .model import CachedModel, Fed
 from .outputs import DecodingStats
 from .processors import Processors
-from .request import Block, Decided, Request
+from .request import Block, Decided
 from .results import ReturnedRows
 
 OUTCOMES = ("bonus", "residual", "resampled")
-LOW_ACCEPTANCE, LOW_ACCEPTANCE_TESTED, LOW_ACCEPTANCE_SEGMENTS = 0.1, 20, 10
 
 
 class Speculation:
@@ -307,7 +306,8 @@ def read_decision(
 
 
 def read_columns(rows: int, *columns: torch.Tensor) -> list[list[Any]]:
-    """Bring integers of `rows` rows to the host in one read.
+    """Bring integers of `rows` rows to the host, together. A round does this once; only the caller's own criteria may
+    read more.
 
     Args:
         columns: (rows, width) each, (rows,), or () for one that all rows share.
@@ -317,52 +317,9 @@ def read_columns(rows: int, *columns: torch.Tensor) -> list[list[Any]]:
     """
     parts = [column.long().expand(rows) if column.dim() == 0 else column.long() for column in columns]
     parts = [part.unsqueeze(1) if part.dim() == 1 else part for part in parts]
-    values, found, first = read_on_host(torch.cat(parts, dim=1)), [], 0
+    values, found, first = torch.cat(parts, dim=1).tolist(), [], 0
     for column, part in zip(columns, parts, strict=True):
         cut = slice(first, first + part.shape[1])
         found.append([row[cut] if column.dim() == 2 else row[first] for row in values])
         first = cut.stop
     return found
-
-
-def read_on_host(values: torch.Tensor) -> list[list[int]]:
-    """Bring a small integer tensor to the host. A round does this once; only the caller's own criteria may read
-    more."""
-    rows: list[list[int]] = values.tolist()
-    return rows
-
-
-def check_laws(broken: int, request: Request, role: str = "target") -> None:
-    """Raise where a model gave no law to draw from: bit 0 of `broken` is the one that decides, the target or (`role`)
-    the draft writing by itself, bit 1 the draft."""
-    deciding = request.model if role == "target" else request.draft
-    for bit, name, model in ((1, role, deciding), (2, "draft", request.draft)):
-        if broken & bit:
-            raise ValueError(
-                f"the {name} model {describe_model(model)} gave logits without a law (nan, or every id masked out): "
-                "check its weights, its quantization and the logits processors"
-            )
-
-
-def warn_of_low_acceptance(stats: DecodingStats, request: Request) -> None:
-    """One warning where hardly any token, or segment, that the draft model drafted passed; what is looked up may well
-    be wrong."""
-    if getattr(getattr(request.scheme, "revise_with", None) or request.scheme, "draft", "model") != "model":
-        return
-    what, tested, rate, enough = "tokens", stats.tested, stats.acceptance_rate, LOW_ACCEPTANCE_TESTED
-    if stats.segments:
-        what, tested, rate = "segments", stats.segments, stats.segment_acceptance_rate
-        enough = LOW_ACCEPTANCE_SEGMENTS
-    if tested >= enough and rate < LOW_ACCEPTANCE:
-        draft, target = describe_model(request.draft), describe_model(request.model)
-        warn_once(
-            f"fewer than {LOW_ACCEPTANCE:.0%} of the {what} drafted by {draft} were accepted by {target}: the "
-            "output is right but nothing is gained; check that both were trained on the same tokenizer and chat "
-            "template, and that quantization has not broken the draft"
-        )
-
-
-def describe_model(model: Any) -> str:
-    """Its class, and where it was loaded from."""
-    path = getattr(model.config, "_name_or_path", "")
-    return f"{type(model).__name__} ({path})" if path else type(model).__name__

@@ -14,10 +14,11 @@ from ...common.warn_once import warn_once
 from ...drafts.chain import DraftLength
 from ...engine.cache import text_config
 from ...engine.call import CallState
+from ...engine.misfits import check_laws, describe_model
 from ...engine.outputs import DecodingStats
 from ...engine.processors import BlockProcessors, with_temperature
 from ...engine.request import Block, Request
-from ...engine.rounds import Speculation, check_laws, describe_model, read_columns
+from ...engine.rounds import Speculation, read_columns
 from .ancestry import Lineage, Returns, Round
 from .drafts import ParticleGenerator
 from .ends import Ends, Judged, Scored
