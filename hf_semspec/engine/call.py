@@ -15,7 +15,7 @@ from .outputs import DecodingStats, RowStats
 from .processors import CallRandomness
 from .recorder import Recorder
 from .request import Request
-from .results import Columns, build_cache, build_output
+from .results import Columns, ReturnedRows, build_cache, build_output
 from .stopping import SettledStream, StopRules
 from .tokens import Canvas
 
@@ -164,22 +164,36 @@ class CallState:
         self.stream.advance(self.canvas.shown[:, 0], self.canvas.prompt_width + settled)
         return leaving
 
-    def output(self, target: CachedModel, draft: CachedModel | None) -> tuple[Any, DecodingStats]:
-        """What `generate` returns (the ids, or a `SemSpecOutput` if `return_dict_in_generate`), and the statistics."""
-        config, generated = self.request.generation_config, self.canvas.generated
-        width = max(self.hits.values())
+    def all_rows(self) -> ReturnedRows:
+        """Every row of the call, without what stands behind the longest one's end."""
+        generated, width = self.canvas.generated, max(self.hits.values())
         for row, count in enumerate(generated):
             surplus = max(count - width, 0)
             self.canvas.hold(row, count - surplus)
             self.stats.rows[row].cut += surplus
             self.stats.rows[row].emitted -= surplus
-        sequences = self.canvas.shown[:, 0, : self.canvas.prompt_width + width].to(
-            self.request.input_ids.device, copy=True
+        return ReturnedRows(self.rows, [0] * self.batch, generated, self.row_states, self.scores, self.logits)
+
+    def output(
+        self, target: CachedModel, draft: CachedModel | None, returned: ReturnedRows | None = None
+    ) -> tuple[Any, DecodingStats]:
+        """What `generate` returns (the ids, or a `SemSpecOutput` if `return_dict_in_generate`), and the statistics.
+
+        Args:
+            returned: the rows; all, of their first chain, by default.
+        """
+        returned = returned or self.all_rows()
+        lengths, places = returned.lengths, list(returned.rows)
+        width = max(lengths)
+        sequences = self.canvas.shown[places, list(returned.chains), : self.canvas.prompt_width + width].to(
+            self.request.input_ids.device
         )
         cache = None
         if self.keep_cache:
-            cache = build_cache(self.request.model, self.row_states, self.inputs.visible, generated, self.inputs.cache)
+            visible = self.inputs.visible[places]
+            cache = build_cache(self.request.model, returned.states, visible, lengths, self.inputs.cache)
             cache = target.source.complete(cache)
+        self.stream.advance(sequences, sequences.shape[1])
         self.stream.end()
         stats = self.stats
         stats.target_forwards, stats.target_tokens = target.forwards, target.tokens
@@ -188,9 +202,9 @@ class CallState:
             stats.draft_forwards, stats.draft_tokens = draft.forwards, draft.tokens
             stats.draft_seconds = draft.seconds
         stats.total_seconds = time.perf_counter() - self.began
-        if not config.return_dict_in_generate:
+        if not self.request.generation_config.return_dict_in_generate:
             return sequences, stats
-        output = build_output(sequences, self.scores.upto(width), self.logits.upto(width), cache, stats)
+        output = build_output(sequences, returned.scores.upto(width), returned.logits.upto(width), cache, stats)
         if self.trace is not None:
-            output.trace = self.trace.finish(stats.scheme, self.request.settings, self.inputs.texts, generated)
+            output.trace = self.trace.finish(stats.scheme, self.request.settings, self.inputs.texts, lengths)
         return output, stats

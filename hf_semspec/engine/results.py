@@ -1,6 +1,7 @@
 """What `generate` returns: scores and logits column by column, and the cache plain `generate` would have left."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +44,25 @@ class Columns:
     def upto(self, width: int) -> tuple[torch.Tensor, ...] | None:
         """The first `width` columns, or `None` if they were not wanted."""
         return tuple(self.columns[:width]) if self.wanted else None
+
+
+@dataclass(frozen=True)
+class ReturnedRows:
+    """The rows that a call returns, one entry each.
+
+    Args:
+        rows, chains: where each stands: its row of the call, and the chain of it.
+        lengths: its new tokens.
+        states: what the target's cache holds of it; empty if no cache is returned.
+        scores, logits: of these rows.
+    """
+
+    rows: Sequence[int]
+    chains: Sequence[int]
+    lengths: Sequence[int]
+    states: list[RowStates]
+    scores: Columns
+    logits: Columns
 
 
 def build_cache(

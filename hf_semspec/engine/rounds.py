@@ -6,18 +6,18 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..common.warn_once import warn_once
 from .acceptance import BONUS, RESAMPLED, Acceptance
 from .cache import RowStates
 from .call import CallState
 from .draft import Draft, Drafter
+from .misfits import check_laws, warn_of_low_acceptance
 from .model import CachedModel, Fed
 from .outputs import DecodingStats
 from .processors import Processors
-from .request import Block, Decided, Request
+from .request import Block, Decided
+from .results import ReturnedRows
 
 OUTCOMES = ("bonus", "residual", "resampled")
-LOW_ACCEPTANCE, LOW_ACCEPTANCE_TESTED, LOW_ACCEPTANCE_SEGMENTS = 0.1, 20, 10
 
 
 class Speculation:
@@ -29,6 +29,8 @@ class Speculation:
         drafter: what it is offered.
         live: the rows, indices into the caller's batch; `target` and `drafter` hold these, in this order.
         with_laws (`bool`): keep p and q of every drafted position also when greedy.
+        tested (`bool`): whether drafted tokens are tested, for which a call that samples keeps both laws and draws a
+            number each.
         limits: the most new tokens of each row of the caller's batch; what the call has room for by default.
         pause: asked after each round, with every row's index in the caller's batch and its newly committed ids,
             whether it leaves although it has not ended.
@@ -45,6 +47,7 @@ class Speculation:
         live: Sequence[int] | None = None,
         *,
         with_laws: bool = False,
+        tested: bool = True,
         limits: Sequence[int] | None = None,
         pause: Callable[[int, list[int]], bool] | None = None,
         keep_states: bool = False,
@@ -55,7 +58,8 @@ class Speculation:
         self.target = target
         self.drafter = drafter
         self.live = list(call.rows if live is None else live)
-        self.with_laws = with_laws or call.sampling or call.trace is not None
+        self.with_laws = with_laws or call.trace is not None or (tested and call.sampling)
+        self.with_uniforms = tested and call.sampling
         self.limits = limits or [call.rules.room] * call.batch
         self.pause = pause or (lambda row, ids: False)
         self.chains = drafter.chains
@@ -75,6 +79,12 @@ class Speculation:
     def prefill(self, cached: Sequence[int]) -> None:
         """Feed what `target` lacks of the rows, of which it holds `cached` tokens each, and commit one plain token a
         row."""
+        block = self.read_prompts(cached)
+        self.commit(block, self.plain(block))
+
+    def read_prompts(self, cached: Sequence[int]) -> Block:
+        """Feed what `target` lacks of the rows, of which it holds `cached` tokens each, once for all chains of a row;
+        the block has no drafts."""
         lengths = self.call.lengths(self.live)
         back = max(length - held for length, held in zip(lengths, cached, strict=True))
         ids = self.call.canvas.read(self.live, back, 0)[:: self.chains]
@@ -82,8 +92,7 @@ class Speculation:
         if self.chains > 1:
             self.expand()
             fed = Fed(fed.logits.repeat_interleave(self.chains, dim=0), fed.hidden)
-        block = self._score(fed, None)
-        self.commit(block, self.plain(block))
+        return self._score(fed, None)
 
     def expand(self) -> None:
         """Give every chain of a row its own copy of the target's cache."""
@@ -108,9 +117,8 @@ class Speculation:
         # The index of the maximum costs several times the maximum.
         peak, choices = (scores.amax(dim=-1), None) if call.sampling else scores.max(dim=-1)
         log_p = functional.log_softmax(scores, dim=-1) if self.with_laws else None
-        uniforms = (
-            call.randomness.uniforms(*scores.shape[:2], width - 1) if call.sampling and draft is not None else None
-        )
+        drawn = self.with_uniforms and draft is not None
+        uniforms = call.randomness.uniforms(*scores.shape[:2], width - 1) if drawn else None
         broken = ~(peak > -torch.inf).all()
         return Block(list(self.live), draft, scores, kept, log_p, choices, uniforms, broken, fed.hidden)
 
@@ -235,29 +243,40 @@ class Speculation:
                 self.draft_states[row] = self.drafter.states(i)
         if leaving and self.call.keep_cache:
             self._keep_for_output(leaving)
+        self.keep(staying)
+
+    def keep(self, staying: list[int]) -> None:
+        """Go on with the rows at the places `staying` of `live`; the others leave both models."""
         self.live = [self.live[i] for i in staying]
         if staying:
             self.target.cache.select([i * self.chains + chain for i in staying for chain in range(self.chains)])
             self.drafter.select(staying)
 
     def _keep_for_output(self, leaving: list[int]) -> None:
-        """Copy out what the returned cache needs of the rows that leave.
-
-        In a batch a shorter row's last token is in plain `generate`'s cache too, so it is fed once.
-        """
+        """Copy out what the returned cache needs of the rows that leave."""
         lengths, generated = self.call.lengths(self.live), self.call.canvas.generated
-        shorter = any(generated[row] < max(generated) for row in self.live)
-        others = len(self.call.hits) < self.call.batch
-        ragged = self.call.rows_end_alone and (others or shorter)
-        if ragged:
-            ends = [length for length in lengths for _ in range(self.chains)]
-            self.target.feed(self.call.canvas.read(self.live, 1, 0), ends, keep=1)
-        for i in leaving:
-            self.call.keep(self.live[i], self.target.cache.rows(i * self.chains, lengths[i] - (not ragged)))
+        uneven = len(self.call.hits) < self.call.batch or any(generated[row] < max(generated) for row in self.live)
+        ends = [length for length in lengths for _ in range(self.chains)]
+        last = self.call.canvas.read(self.live, 1, 0) if self.call.rows_end_alone and uneven else None
+        states = self.target_rows([i * self.chains for i in leaving], ends, last)
+        for i, held in zip(leaving, states, strict=True):
+            self.call.keep(self.live[i], held)
 
-    def output(self) -> tuple[Any, DecodingStats]:
-        """What `generate` returns, and the statistics with the forwards of both models."""
-        output, stats = self.call.output(self.target, self.drafter.decoder)
+    def target_rows(self, places: list[int], ends: list[int], last: torch.Tensor | None) -> list[RowStates]:
+        """What a returned cache needs of the rows `places` of the target's cache, of `ends` tokens each.
+
+        Args:
+            ends: of all rows of the target.
+            last: (rows of the target, 1) the tokens that end them, to be fed first: in a batch, plain `generate`'s
+                cache has the last token of a shorter row; `None` where it has not.
+        """
+        if last is not None:
+            self.target.feed(last, ends, keep=1)
+        return [self.target.cache.rows(place, ends[place] - (last is None)) for place in places]
+
+    def output(self, returned: ReturnedRows | None = None) -> tuple[Any, DecodingStats]:
+        """What `generate` returns, see [`CallState.output`], and the statistics with the forwards of both models."""
+        output, stats = self.call.output(self.target, self.drafter.decoder, returned)
         warn_of_low_acceptance(stats, self.call.request)
         return output, stats
 
@@ -265,7 +284,7 @@ class Speculation:
 def read_decision(
     block: Block, decision: Acceptance, next_ids: torch.Tensor, rooms: Sequence[int]
 ) -> tuple[Decided, int]:
-    """Pack what was decided into one tensor, read it, and unpack it.
+    """Bring what was decided to the host.
 
     Args:
         next_ids: (rows,) the tokens behind the accepted ones.
@@ -274,56 +293,33 @@ def read_decision(
     Returns:
         What was decided, and bits of the models that gave no law, see [`check_laws`].
     """
-    broken, drafted = block.broken, []
+    broken, drafted, gamma = block.broken, next_ids.new_zeros(len(next_ids), 0), block.scores.shape[2] - 1
     if block.draft is not None:
-        broken, drafted = broken + 2 * block.draft.broken, [block.draft.ids.flatten(1)]
-    head = (decision.num_accepted, decision.outcome, decision.lead, broken.expand_as(next_ids), next_ids)
-    rows = read_on_host(torch.cat((torch.stack(head, dim=1), *drafted), dim=1))
-    gamma, tokens = block.scores.shape[2] - 1, []
-    for (count, _, chain, _, next_id, *ids), room in zip(rows, rooms, strict=True):
-        tokens.append([*ids[chain * gamma :][:count], next_id][:room])
-    accepted, outcomes, chains, bits = (list(column) for column in list(zip(*rows, strict=True))[:4])
+        broken, drafted = broken + 2 * block.draft.broken, block.draft.ids.flatten(1)
+    head = decision.num_accepted, decision.outcome, decision.lead, broken
+    accepted, outcomes, chains, bits, nexts, ids = read_columns(len(rooms), *head, next_ids, drafted)
+    tokens = [
+        [*own[chain * gamma :][:count], next_id][:room]
+        for own, chain, count, next_id, room in zip(ids, chains, accepted, nexts, rooms, strict=True)
+    ]
     return Decided(accepted, outcomes, chains, tokens), bits[0]
 
 
-def read_on_host(values: torch.Tensor) -> list[list[int]]:
-    """Bring a small integer tensor to the host. A round does this once; only the caller's own criteria may read
-    more."""
-    rows: list[list[int]] = values.tolist()
-    return rows
+def read_columns(rows: int, *columns: torch.Tensor) -> list[list[Any]]:
+    """Bring integers of `rows` rows to the host, together. A round does this once; only the caller's own criteria may
+    read more.
 
+    Args:
+        columns: (rows, width) each, (rows,), or () for one that all rows share.
 
-def check_laws(broken: int, request: Request, role: str = "target") -> None:
-    """Raise where a model gave no law to draw from: bit 0 of `broken` is the one that decides, the target or (`role`)
-    the draft writing by itself, bit 1 the draft."""
-    deciding = request.model if role == "target" else request.draft
-    for bit, name, model in ((1, role, deciding), (2, "draft", request.draft)):
-        if broken & bit:
-            raise ValueError(
-                f"the {name} model {describe_model(model)} gave logits without a law (nan, or every id masked out): "
-                "check its weights, its quantization and the logits processors"
-            )
-
-
-def warn_of_low_acceptance(stats: DecodingStats, request: Request) -> None:
-    """One warning where hardly any token, or segment, that the draft model drafted passed; what is looked up may well
-    be wrong."""
-    if getattr(getattr(request.scheme, "revise_with", None) or request.scheme, "draft", "model") != "model":
-        return
-    what, tested, rate, enough = "tokens", stats.tested, stats.acceptance_rate, LOW_ACCEPTANCE_TESTED
-    if stats.segments:
-        what, tested, rate = "segments", stats.segments, stats.segment_acceptance_rate
-        enough = LOW_ACCEPTANCE_SEGMENTS
-    if tested >= enough and rate < LOW_ACCEPTANCE:
-        draft, target = describe_model(request.draft), describe_model(request.model)
-        warn_once(
-            f"fewer than {LOW_ACCEPTANCE:.0%} of the {what} drafted by {draft} were accepted by {target}: the "
-            "output is right but nothing is gained; check that both were trained on the same tokenizer and chat "
-            "template, and that quantization has not broken the draft"
-        )
-
-
-def describe_model(model: Any) -> str:
-    """Its class, and where it was loaded from."""
-    path = getattr(model.config, "_name_or_path", "")
-    return f"{type(model).__name__} ({path})" if path else type(model).__name__
+    Returns:
+        For each column what every row has of it: a list where it has a width, else an int.
+    """
+    parts = [column.long().expand(rows) if column.dim() == 0 else column.long() for column in columns]
+    parts = [part.unsqueeze(1) if part.dim() == 1 else part for part in parts]
+    values, found, first = torch.cat(parts, dim=1).tolist(), [], 0
+    for column, part in zip(columns, parts, strict=True):
+        cut = slice(first, first + part.shape[1])
+        found.append([row[cut] if column.dim() == 2 else row[first] for row in values])
+        first = cut.stop
+    return found

@@ -46,7 +46,8 @@ class StopRules:
             tokens: for each row, the ids just committed.
             live: for each row, its index in the caller's batch.
             widths: for each row, the columns of the caller's layout before those ids.
-            show: gives the caller's (batch, width) ids for a width, with the new tokens in place.
+            show: gives the caller's (batch, width) ids for a width, with the new tokens in place; or several such
+                blocks, (batch, blocks, width), whose rows `live` counts block after block.
             scores: gives what criteria get as `scores` for a width.
         """
         ends: list[int | None] = [None] * len(tokens)
@@ -69,18 +70,12 @@ class StopRules:
         return ends
 
     def _call(self, ids: torch.Tensor, scores: Any) -> list[bool]:
+        if ids.dim() == 3:
+            return [flag for block in ids.unbind(dim=1) for flag in self._call(block.clone(), scores)]
         verdict = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
         for criterion in self.called:
             verdict = verdict | torch.as_tensor(criterion(ids, scores), device=ids.device)
         return [bool(flag) for flag in verdict.tolist()]
-
-
-class ParticleStopRules(StopRules):
-    """`StopRules` with a particle for a row; criteria are called with blocks of the rows that `generate` prepared."""
-
-    def _call(self, ids: torch.Tensor, scores: Any) -> list[bool]:
-        """Verdicts for `ids` (rows, blocks, width), block after block."""
-        return [flag for block in ids.unbind(dim=1) for flag in StopRules._call(self, block.clone(), scores)]
 
 
 class SettledStream:

@@ -8,8 +8,8 @@ from ...common.warn_once import warn_once
 from ...engine.acceptance import RESIDUAL
 from ...engine.call import CallState
 from ...engine.draft import NoDrafts
+from ...engine.misfits import check_laws
 from ...engine.processors import Processors
-from ...engine.rounds import check_laws
 from .reading import Evidence, Reader, RowShelf, Writing
 from .rules import acceptance_probability, residual_keep_probability, score_ratio
 from .scoring import Scorer

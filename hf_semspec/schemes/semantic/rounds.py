@@ -11,12 +11,12 @@ from ...drafts.choose import drafter as make_drafter
 from ...engine.acceptance import BONUS, RESIDUAL, Acceptance
 from ...engine.call import CallState
 from ...engine.draft import Draft, Drafter, NoDrafts
+from ...engine.misfits import warn_of_low_acceptance
 from ...engine.model import MappedModel, context_of, warn_of_context
 from ...engine.outputs import DecodingStats
 from ...engine.processors import Processors
 from ...engine.recorder import mark_segments
 from ...engine.request import Request
-from ...engine.rounds import warn_of_low_acceptance
 from ...engine.text import TokenTexts, find_tokenizer, no_texts
 from ..revising import make_rounds
 from .config import TEXT_USE, SemanticConfig

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from ...engine.cache import RowStates
-from ...engine.inputs import Inputs
-from ...engine.outputs import DecodingStats, RowStats
-from ...engine.results import Columns, build_cache, build_output
+from ...engine.outputs import DecodingStats, RowStats, SemSpecOutput
+from ...engine.results import Columns, ReturnedRows
 from ...engine.tokens import Canvas
 
 Chosen = Sequence[tuple[int, int, int]]
@@ -24,7 +22,7 @@ class Round:
         starts: for each, its new tokens before the round.
         drafted: for each, γ; 0 where only one token was drawn from the target.
         committed: for each, the tokens that its open particles gained.
-        collapsed: for each, whether its block was dropped.
+        collapsed, resampled: for each, whether its block was dropped, and whether its particles were resampled.
         ancestors: for each, the slot each slot was copied from at the end of the round.
         ess: (live,) float64, before resampling; `None` for the first token, which carries no weight.
         scores, logits: (live, N, γ+1, vocabulary) by the slots of before the copying; `None` if not wanted.
@@ -35,6 +33,7 @@ class Round:
     drafted: list[int]
     committed: list[int]
     collapsed: list[bool]
+    resampled: list[bool]
     ancestors: list[list[int]]
     ess: torch.Tensor | None
     scores: torch.Tensor | None
@@ -49,19 +48,29 @@ class Lineage:
         self.particles = particles
         self.rounds: list[Round] = []
 
+    def add(self, entry: Round) -> None:
+        """Take the round that was just committed."""
+        self.rounds.append(entry)
+
+    def part(self, prompt: int) -> Iterator[tuple[int, int]]:
+        """The rounds that `prompt` took part in, last first: number of the round, row in it."""
+        for number in reversed(range(len(self.rounds))):
+            if prompt in self.rounds[number].live:
+                yield number, self.rounds[number].live.index(prompt)
+
     def trace(self, prompt: int, slot: int) -> Iterator[tuple[Round, int, int]]:
         """The rounds of what stands in `slot` of `prompt` at the end, last first: round, row in it, slot in it."""
-        for entry in reversed(self.rounds):
-            if prompt in entry.live:
-                row = entry.live.index(prompt)
-                slot = entry.ancestors[row][slot]
-                yield entry, row, slot
+        for number, row in self.part(prompt):
+            entry = self.rounds[number]
+            slot = entry.ancestors[row][slot]
+            yield entry, row, slot
 
-    def columns(self, name: str, chosen: Chosen) -> Columns:
-        """`scores` or `logits` of the particles `chosen`, each (prompt, slot, new tokens), one row each."""
-        columns = Columns(len(chosen), True)
+    def columns(self, name: str, wanted: bool, chosen: Chosen) -> Columns:
+        """`scores` or `logits` of the particles `chosen`, each (prompt, slot, new tokens), one row each; empty unless
+        `wanted`."""
+        columns = Columns(len(chosen), wanted)
         for place, (prompt, slot, length) in enumerate(chosen):
-            for entry, row, at in self.trace(prompt, slot):
+            for entry, row, at in self.trace(prompt, slot) if wanted else ():
                 count = min(entry.committed[row], length - entry.starts[row])
                 if count > 0:
                     columns.put(getattr(entry, name)[row, at].unsqueeze(0), [place], [entry.starts[row]], [count])
@@ -109,16 +118,22 @@ class Returns:
     """What a call has to return of every prompt, collected as prompts leave the batch.
 
     Args:
-        log_weights: (prompts, N) float64, overwritten as prompts leave.
-        log_evidence: (prompts,) float64, likewise.
+        lineage, canvas: where the particles come from, and their text.
     """
 
-    def __init__(self, log_weights: torch.Tensor, log_evidence: torch.Tensor) -> None:
-        prompts, particles = log_weights.shape
-        self.log_weights, self.log_evidence = log_weights, log_evidence
-        self.lengths = [[0] * particles for _ in range(prompts)]
+    def __init__(self, lineage: Lineage, canvas: Canvas) -> None:
+        self.lineage, self.canvas = lineage, canvas
+        shape, device = (lineage.prompts, lineage.particles), canvas.shown.device
+        self.log_weights = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.log_evidence = torch.zeros(shape[:1], dtype=torch.float64, device=device)
+        self.lengths = [[0] * lineage.particles for _ in range(lineage.prompts)]
         self.slots: dict[int, list[int]] = {}
         self.states: dict[tuple[int, int], RowStates] = {}
+
+    def grow(self, prompts: list[int], lengths: list[list[int]]) -> None:
+        """Take the new tokens that each particle of `prompts` has by now."""
+        for prompt, own in zip(prompts, lengths, strict=True):
+            self.lengths[prompt] = own
 
     def put(
         self, prompts: list[int], slots: list[list[int]], log_weights: torch.Tensor, log_evidence: torch.Tensor
@@ -126,6 +141,10 @@ class Returns:
         """Take the slots to be returned and the final weights of `prompts`."""
         self.slots.update(zip(prompts, slots, strict=True))
         self.log_weights[prompts], self.log_evidence[prompts] = log_weights, log_evidence
+
+    def keep(self, prompt: int, slot: int, states: RowStates) -> None:
+        """Take what a returned cache needs of a particle to be returned."""
+        self.states[prompt, slot] = states
 
     @property
     def chosen(self) -> list[tuple[int, int, int]]:
@@ -137,53 +156,36 @@ class Returns:
         lengths = {length for _, _, length in self.chosen}
         return others or len(lengths) > 1
 
-    def rows(self, canvas: Canvas, copies: int) -> torch.Tensor:
+    def rows(self, copies: int) -> torch.Tensor:
         """(rows, columns) of text as far as it is settled: of prompts that are open, any particle's."""
-        prompts = range(canvas.shown.shape[0])
-        places = [(row, slot) for row in prompts for slot in self.slots.get(row, [0] * copies)]
-        return canvas.shown[[row for row, _ in places], [slot for _, slot in places]]
+        places = [(row, slot) for row in range(len(self.lengths)) for slot in self.slots.get(row, [0] * copies)]
+        return self.canvas.shown[[row for row, _ in places], [slot for _, slot in places]]
 
-    def count(self, stats: DecodingStats, lineage: Lineage, canvas: Canvas, own_vocabulary: int) -> None:
+    def count(self, stats: DecodingStats, own_vocabulary: int) -> None:
         """Fill in the figures of the returned rows; `own_vocabulary` is the draft's."""
-        stats.rows = [lineage.row_stats(*row) for row in self.chosen]
-        ess = lineage.ess()
+        canvas = self.canvas
+        stats.rows = [self.lineage.row_stats(*row) for row in self.chosen]
+        ess = self.lineage.ess()
         if ess.numel():
             stats.mean_ess = float(ess.nanmean())
         for row, slot, length in self.chosen:
             text = canvas.shown[row, slot, canvas.prompt_width : canvas.prompt_width + length]
             stats.substituted_tokens += int((text >= own_vocabulary).sum())
 
-    def build(
-        self,
-        request: Any,
-        lineage: Lineage,
-        canvas: Canvas,
-        inputs: Inputs,
-        with_cache: bool,
-        wanted: tuple[bool, bool],
-    ) -> Any:
-        """The ids, or with `return_dict_in_generate` a `SemSpecOutput` with the particles; `wanted`: scores,
-        logits."""
-        chosen, device = self.chosen, request.input_ids.device
-        lengths = [length for _, _, length in chosen]
-        width = max(lengths)
-        sequences = self.rows(canvas, 1)[:, : canvas.prompt_width + width].to(device, copy=True)
-        cache = None
-        if with_cache:
-            visible = inputs.visible.repeat_interleave(len(chosen) // len(self.slots), dim=0)
-            states = [self.states[row, slot] for row, slot, _ in chosen]
-            cache = build_cache(request.model, states, visible, lengths, inputs.cache)
-        if not request.generation_config.return_dict_in_generate:
-            return sequences
-        scores, logits = (
-            lineage.columns(name, chosen).upto(width) if flag else None
-            for name, flag in zip(("scores", "logits"), wanted, strict=True)
-        )
-        output = build_output(sequences, scores, logits, cache, DecodingStats("smc"))
+    def returned(self, scores: bool, logits: bool) -> ReturnedRows:
+        """The rows to be returned, with `scores` and `logits` if these are wanted."""
+        chosen, lineage = self.chosen, self.lineage
+        prompts, slots, lengths = ([row[i] for row in chosen] for i in range(3))
+        states = [self.states.get((row, slot), []) for row, slot, _ in chosen]
+        columns = (lineage.columns(name, flag, chosen) for name, flag in (("scores", scores), ("logits", logits)))
+        return ReturnedRows(prompts, slots, lengths, states, *columns)
+
+    def attach(self, output: SemSpecOutput) -> None:
+        """Put the particles, their weights and where they came from on `output`."""
+        device, canvas, lineage = output.sequences.device, self.canvas, self.lineage
         longest = canvas.prompt_width + max(max(row) for row in self.lengths)
         output.particles = canvas.shown[:, :, :longest].to(device, copy=True)
         output.log_weights, output.log_evidence = self.log_weights.to(device), self.log_evidence.to(device)
         output.ess, output.ancestors = lineage.ess().to(device), lineage.ancestors().to(device)
-        places = [row for row, _, _ in chosen], [slot for _, slot, _ in chosen]
+        places = [row for row, _, _ in self.chosen], [slot for _, slot, _ in self.chosen]
         output.sequence_log_weights = output.log_weights[places]
-        return output

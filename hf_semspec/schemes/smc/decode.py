@@ -6,7 +6,7 @@ from typing import Any
 from ...engine.outputs import DecodingStats
 from ...engine.request import Request
 from .config import SMCConfig
-from .population import Population
+from .population import Particles
 from .weights import draw, log_increments, log_normaliser, resample
 
 
@@ -14,24 +14,23 @@ def decode(request: Request) -> tuple[Any, DecodingStats]:
     """Run one call of `generate`; the output carries the particles, their weights and the log-evidence."""
     config: SMCConfig = request.scheme
     power = config.power
-    state = Population(request)
+    state = Particles(request)
     state.prefill()  # x0 ~ p(. | prompt)
     while state.running:
-        block = state.draft_and_score()  # DRAFT d ~ q, SCORE in one target pass
-        bonus, _ = draw(block.last, block.uniforms, power)  # BONUS b ~ p_{γ+1}^α
-        state.judge(block, bonus)  # EOS
+        scored = state.draft_and_score()  # DRAFT d ~ q, SCORE in one target pass
+        bonus, _ = draw(scored.last, scored.uniforms, power)  # BONUS b ~ p_{γ+1}^α
+        judged = state.judge(scored, bonus)  # EOS
         increments = log_increments(  # WEIGHT α·log p − log q, up to the end
-            block.log_p, block.log_q, log_normaliser(block.last, power), block.kept, power, block.drafted
+            scored.log_p, scored.log_q, log_normaliser(scored.last, power), judged.kept, power, scored.drafted
         )
-        log_weights = state.revive(block, state.log_weights + increments)
-        uniforms = state.randomness.uniforms(*log_weights.shape)
-        resampled = resample(  # RESAMPLE if ESS < threshold·N
-            log_weights,
+        judged = state.revive(judged, increments)
+        resampling = resample(  # RESAMPLE if ESS < threshold·N
+            judged.log_weights,
             state.log_evidence,
             config.ess_threshold,
             config.resampling,
-            uniforms,
-            state.open_prompts(block),
+            state.call.randomness.uniforms(*increments.shape),
+            state.open_prompts(judged),
         )
-        state.commit(block, resampled)  # x0 = b
+        state.commit(judged, resampling)  # x0 = b
     return state.output()

@@ -29,17 +29,15 @@ class ParticleGenerator(ChainGenerator):
         """Draft for each particle; `log_q` (rows, N, γ) is float64, -inf where no id had mass, nan for nan logits."""
         if self.chains > 1 and not self.decoder.cache.is_filled:
             if any(canvas.generated[row] != 1 for row in live):
-                self.decoder.cache.batch = len(live) * self.chains  # the texts differ: each is read on its own
+                self.decoder.cache.select(self._copies(live))  # the texts differ: each is read on its own
             elif not self.shared_start:
-                self._read_prompts(canvas, live)
+                lengths = [length - 1 for length in canvas.lengths(live)]
+                prompts = canvas.read(live, max(lengths) + 1, 0)[:: self.chains, :-1]
+                self.read_prompts(prompts, lengths, self._copies(live))
         return super().propose(canvas, live, counts)
 
-    def _read_prompts(self, canvas: Canvas, live: Sequence[int]) -> None:
-        lengths = [length - 1 for length in canvas.lengths(live)]
-        prompts = canvas.read(live, max(lengths) + 1, 0)[:: self.chains, :-1]
-        self.decoder.feed(prompts, lengths, keep=1)
-        self.decoder.cache.select([row for row in range(len(live)) for _ in range(self.chains)])
-        self.filled = lengths
+    def _copies(self, live: Sequence[int]) -> list[int]:
+        return [row for row in range(len(live)) for _ in range(self.chains)]
 
     def _pick(self, scores: torch.Tensor, first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         assert self.randomness is not None

@@ -9,68 +9,56 @@ import torch
 
 from ...engine.recorder import with_cut
 from ...trace import Event, ParticleRound, Population, Row, Trace
+from .ancestry import Lineage, Round
+from .ends import Judged
 from .weights import token_log_probs
 
 
 @dataclass(frozen=True)
-class _Round:
-    """One target forward. `tokens`, `kept`, `drafts`: (rows, N, ...) ids; `numbers`: log p of the tokens, log p and
-    log q of the drafts."""
+class Notes:
+    """What a trace shows of a round beside its [`Round`]: tensors while the call runs, lists after it.
 
-    live: list[int]
-    starts: list[int]
-    drafted: list[int]
-    collapsed: list[bool]
-    resampled: list[bool]
-    ancestors: list[list[int]]
-    weighted: bool
-    tokens: torch.Tensor
-    kept: torch.Tensor
-    drafts: torch.Tensor
-    log_p: torch.Tensor
-    drafts_log_p: torch.Tensor
-    drafts_log_q: torch.Tensor
-    log_weights: torch.Tensor
-    ess: torch.Tensor
+    Args:
+        tokens, kept: (rows, N, γ+1) ids that were drawn, and (rows, N) how many stand.
+        drafts: (rows, N, γ) the ids that were drafted.
+        log_p: of the tokens.
+        drafts_log_p, drafts_log_q: of the drafts.
+        log_weights: (rows, N) before resampling.
+        ess: (rows,), 0 for the first token.
+    """
+
+    tokens: Any
+    kept: Any
+    drafts: Any
+    log_p: Any
+    drafts_log_p: Any
+    drafts_log_q: Any
+    log_weights: Any
+    ess: Any
 
 
 class ParticleRecorder:
-    """What happens to the particles of one call of `prompts` prompts."""
+    """What happens to the particles of one call, round by round along its `lineage`."""
 
-    def __init__(self, prompts: int) -> None:
-        self.prompts = prompts
-        self.rounds: list[_Round] = []
+    def __init__(self, lineage: Lineage) -> None:
+        self.lineage = lineage
+        self.notes: list[Notes] = []
 
-    def block(
-        self,
-        block: Any,
-        live: Sequence[int],
-        starts: Sequence[int],
-        collapsed: list[bool],
-        resampled: list[bool],
-        ancestors: list[list[int]],
-        ess: torch.Tensor | None,
-    ) -> None:
-        """Take a block that was committed, see [`blocks.Block`]; `ess` is `None` for the first token."""
-        gone = torch.tensor(collapsed, device=block.kept.device)[:, None, None]
-        tokens = torch.where(gone, block.tokens, block.drawn)
-        self.rounds.append(
-            _Round(
-                list(live),
-                list(starts),
-                list(block.counts),
-                collapsed,
-                resampled,
-                ancestors,
-                ess is not None,
+    def block(self, judged: Judged) -> None:
+        """Take the block of the lineage's last round."""
+        scored, entry = judged.scored, self.lineage.rounds[-1]
+        gone = torch.tensor(entry.collapsed, device=judged.kept.device)[:, None, None]
+        tokens = torch.where(gone, judged.tokens, judged.drawn)
+        self.notes.append(
+            Notes(
                 tokens,
-                block.kept,
-                block.ids.clone(),
-                token_log_probs(block.scores, tokens),
-                block.log_p,
-                block.log_q,
-                block.log_weights if ess is not None else block.log_p.new_zeros(block.kept.shape),
-                ess if ess is not None else block.log_p.new_zeros(len(live)),
+                judged.kept,
+                scored.ids.clone(),
+                token_log_probs(scored.block.scores, tokens),
+                scored.log_p,
+                scored.log_q,
+                judged.log_weights,
+                torch.zeros(len(entry.live)) if entry.ess is None else entry.ess,
             )
         )
 
@@ -87,58 +75,54 @@ class ParticleRecorder:
             prompts: the ids of each prompt.
             log_weights: (prompts, N), at the end.
         """
-        rounds = [{name: _on_host(value) for name, value in vars(entry).items()} for entry in self.rounds]
+        lineage, rounds = self.lineage, self.lineage.rounds
+        notes = [Notes(*(value.tolist() for value in vars(each).values())) for each in self.notes]
+        parts = [list(lineage.part(prompt))[::-1] for prompt in range(lineage.prompts)]
         populations = [
             Population(
-                [_round(entry, entry["live"].index(prompt)) for entry in rounds if prompt in entry["live"]],
+                [_round(rounds[number], notes[number], place) for number, place in part],
                 log_weights[prompt].tolist(),
                 [slot for row, slot, _ in chosen if row == prompt],
             )
-            for prompt in range(self.prompts)
+            for prompt, part in enumerate(parts)
         ]
         rows = []
         for prompt, slot, length in chosen:
-            lineage, at = [], slot
-            for number, entry in reversed(list(enumerate(e for e in rounds if prompt in e["live"]))):
-                place = entry["live"].index(prompt)
-                at = entry["ancestors"][place][at]
-                lineage.append((number, entry, place, at))
+            slots = [at for _, _, at in lineage.trace(prompt, slot)][::-1]
             events = [
                 event
-                for number, entry, place, at in reversed(lineage)
-                for event in _events(number, entry, place, at, length)
+                for count, ((number, place), at) in enumerate(zip(parts[prompt], slots, strict=True))
+                for event in _events(count, rounds[number], notes[number], place, at, length)
             ]
             rows.append(Row(list(prompts[prompt]), length, events, population=prompt, slot=slot))
         return Trace("smc", settings, rows, populations)
 
 
-def _on_host(value: Any) -> Any:
-    return value.tolist() if isinstance(value, torch.Tensor) else value
-
-
-def _round(entry: dict[str, Any], place: int) -> ParticleRound:
-    weighted = entry["weighted"]
+def _round(entry: Round, notes: Notes, place: int) -> ParticleRound:
+    weighted = entry.ess is not None
     return ParticleRound(
-        entry["starts"][place],
-        [ids[:kept] for ids, kept in zip(entry["tokens"][place], entry["kept"][place], strict=True)],
-        entry["log_weights"][place] if weighted else None,
-        entry["ess"][place] if weighted else None,
-        entry["resampled"][place],
-        entry["collapsed"][place],
-        entry["ancestors"][place],
+        entry.starts[place],
+        [ids[:kept] for ids, kept in zip(notes.tokens[place], notes.kept[place], strict=True)],
+        notes.log_weights[place] if weighted else None,
+        notes.ess[place] if weighted else None,
+        entry.resampled[place],
+        entry.collapsed[place],
+        entry.ancestors[place],
     )
 
 
-def _events(number: int, entry: dict[str, Any], place: int, slot: int, length: int) -> list[Event]:
+def _events(number: int, entry: Round, notes: Notes, place: int, slot: int, length: int) -> list[Event]:
     """What one round did to the particle that stood in `slot`; nothing if that had ended before."""
-    start, drafted = entry["starts"][place], entry["drafted"][place]
+    start, drafted = entry.starts[place], entry.drafted[place]
     if start >= length:
         return []
-    tokens, log_p = entry["tokens"][place][slot], entry["log_p"][place][slot]
-    drafts, drafts_log_p, drafts_log_q = (entry[f"drafts{name}"][place][slot] for name in ("", "_log_p", "_log_q"))
+    tokens, log_p = notes.tokens[place][slot], notes.log_p[place][slot]
+    drafts, drafts_log_p, drafts_log_q = (
+        values[place][slot] for values in (notes.drafts, notes.drafts_log_p, notes.drafts_log_q)
+    )
     if drafted == 0:
         return [Event("plain", tokens[0], start, number, log_p=log_p[0])]
-    if entry["collapsed"][place]:
+    if entry.collapsed[place]:
         events = [
             Event(
                 "untested" if t else "rejected", drafts[t], start + t, number, False, drafts_log_p[t], drafts_log_q[t]

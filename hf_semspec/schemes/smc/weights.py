@@ -6,6 +6,7 @@ particle of no weight. The weights are proper for p^α: with q > 0 wherever p > 
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -159,38 +160,50 @@ def keep_survivors(counts: torch.Tensor) -> torch.Tensor:
     return torch.where(dead, filler, torch.arange(number, device=counts.device))
 
 
+class Resampling(NamedTuple):
+    """What a resampling makes of a population.
+
+    Args:
+        ancestors: (rows, N) int64, the identity where nothing was resampled.
+        log_weights: (rows, N), 0 where something was.
+        log_evidence: (rows,), with the mean weight added there.
+        ess: (rows,), before resampling.
+        resampled: (rows,) bool, where something was.
+    """
+
+    ancestors: torch.Tensor
+    log_weights: torch.Tensor
+    log_evidence: torch.Tensor
+    ess: torch.Tensor
+    resampled: torch.Tensor
+
+
 def resample(
     log_weights: torch.Tensor,
     log_evidence: torch.Tensor,
     threshold: float,
     method: str,
     uniforms: torch.Tensor,
-    going_on: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    going_on: torch.Tensor,
+) -> Resampling:
     """Resample the rows with N >= 2 and ESS < threshold·N.
 
     Args:
         log_weights: (rows, N) float64, not all -inf in any row.
         log_evidence: (rows,) float64.
         uniforms: (rows, N) in [0, 1).
-        going_on: (rows,) bool, the rows that another block follows; by default all. At the end the choice of what to
-            return takes the place of resampling.
-
-    Returns:
-        ancestors (rows, N) int64, the identity where nothing was resampled; log_weights, 0 where something was;
-        log_evidence, with the mean weight added there; ess (rows,), before resampling; and which rows were, (rows,)
-        bool.
+        going_on: (rows,) bool, the rows that another block follows. At the end the choice of what to return takes the
+            place of resampling.
     """
     number = log_weights.shape[-1]
     ess = effective_sample_size(log_weights)
-    uneven = ess < threshold * number * (1 - ROUNDING)
-    uneven = uneven & (number >= 2) if going_on is None else uneven & going_on & (number >= 2)
+    uneven = (ess < threshold * number * (1 - ROUNDING)) & going_on & (number >= 2)
     chosen = keep_survivors(resampling_counts(normalised(log_weights), method, uniforms))
     column = uneven.unsqueeze(-1)
     ancestors = torch.where(column, chosen, torch.arange(number, device=chosen.device))
     levelled = torch.where(column, 0.0, log_weights)
     evidence = torch.where(uneven, log_evidence + log_mean_weight(log_weights), log_evidence)
-    return ancestors, levelled, evidence, ess, uneven
+    return Resampling(ancestors, levelled, evidence, ess, uneven)
 
 
 def select(log_weights: torch.Tensor, number: int, how: str, uniforms: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from hf_semspec import SemSpecConfig
 from hf_semspec.engine.cache import RaggedCache
 from hf_semspec.schemes.smc import decode as smc
-from hf_semspec.schemes.smc.blocks import Block
-from hf_semspec.schemes.smc.population import Population
+from hf_semspec.schemes.smc.ends import Judged, Scored
+from hf_semspec.schemes.smc.population import Particles
 from hf_semspec.schemes.smc.weights import RESAMPLINGS
 from tests.helpers import WEAK_DRAFTS, Forwards, check_identities
 from tests.host_reads import HostReads
@@ -27,23 +27,23 @@ class Draws:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.firsts: dict[int, list[int]] = {}
         self.rounds: dict[int, list[Any]] = {}
-        judge, resample = Population.judge, smc.resample
+        judge, resample = Particles.judge, smc.resample
 
-        def judged(state: Population, block: Block, bonus: torch.Tensor) -> None:
+        def judged(state: Particles, scored: Scored, bonus: torch.Tensor) -> Judged:
             self.live = list(state.live)
-            for row, ids, ends in zip(state.live, block.ids.tolist(), bonus.tolist(), strict=True):
+            for row, ids, ends in zip(state.live, scored.ids.tolist(), bonus.tolist(), strict=True):
                 if row not in self.firsts:
                     self.firsts[row] = ends
                 else:
                     self.rounds.setdefault(row, []).append([ids, ends, None])
-            judge(state, block, bonus)
+            return judge(state, scored, bonus)
 
         def resampled(*args: Any) -> Any:
             for row, uniforms in zip(self.live, args[4].tolist(), strict=True):
                 self.rounds[row][-1][2] = uniforms
             return resample(*args)
 
-        patch.setattr(Population, "judge", judged)
+        patch.setattr(Particles, "judge", judged)
         patch.setattr(smc, "resample", resampled)
 
 
@@ -96,29 +96,29 @@ def test_a_call_is_the_algorithm_box(fields: dict[str, Any], method: str, monkey
 def watch_caches(patch: pytest.MonkeyPatch, target: PreTrainedModel, draft: PreTrainedModel) -> list[float]:
     """After every block, how far both models' laws are from those of fresh forwards over each particle's text."""
     gaps: list[float] = []
-    score = Population.draft_and_score
+    score = Particles.draft_and_score
 
-    def scored(state: Population) -> Block:
+    def scored(state: Particles) -> Scored:
         generated = [state.canvas.generated[row] for row in state.live]
-        block = score(state)
+        found = score(state)
         for i, row in enumerate(state.live):
             real = slice(state.canvas.prompt_width - state.canvas.prompt_lengths[row], None)
             for n in range(state.number):
                 if bool(state.finished[i, n]):
                     continue
-                count = block.counts[i]
+                count = found.counts[i]
                 end = state.canvas.prompt_width + generated[i] + count
                 text = state.canvas.shown[row, n, :end][real][None]
                 with torch.no_grad():
                     fresh = target(text).logits[0, -count - 1 :].float()
                     own = draft(text).logits[0, -count - 1 : -1].float().double().log_softmax(-1)
-                gaps.append(float((block.scores[i, n, : count + 1] - fresh).abs().max()))
-                log_q = own.gather(1, block.ids[i, n, :count, None])[:, 0]
+                gaps.append(float((found.block.scores[i, n, : count + 1] - fresh).abs().max()))
+                log_q = own.gather(1, found.ids[i, n, :count, None])[:, 0]
                 if count:
-                    gaps.append(float((block.log_q[i, n, :count] - log_q).abs().max()))
-        return block
+                    gaps.append(float((found.log_q[i, n, :count] - log_q).abs().max()))
+        return found
 
-    patch.setattr(Population, "draft_and_score", scored)
+    patch.setattr(Particles, "draft_and_score", scored)
     return gaps
 
 
@@ -141,15 +141,15 @@ def test_both_caches_move_with_the_particles(shape: str, monkeypatch: pytest.Mon
                 if (cache.last_role == spared) is False:
                     copy(cache, *args)
 
-            feed = Population.draft_and_score
+            feed = Particles.draft_and_score
 
-            def named(state: Population, inner: Any = feed) -> Block:
-                state.target.cache.last_role, state.drafter.decoder.cache.last_role = "target", "draft"
+            def named(state: Particles, inner: Any = feed) -> Scored:
+                state.rounds.target.cache.last_role, state.drafter.decoder.cache.last_role = "target", "draft"
                 return inner(state)
 
             patch.setattr(RaggedCache, "last_role", "", raising=False)
             patch.setattr(RaggedCache, "copy_rows", forgets)
-            patch.setattr(Population, "draft_and_score", named)
+            patch.setattr(Particles, "draft_and_score", named)
             sample(target, draft, prompts((3, 9), seed=3), **fields)
         assert max(gaps) > 1e-2, broken
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, pipeline
 
 from hf_semspec import SemSpecConfig, record_stats
-from hf_semspec.schemes.smc.population import Population
+from hf_semspec.schemes.smc.population import Particles
 from tests.helpers import WEAK_DRAFTS, Forwards, cache_length, cache_of, check_identities, new_tokens, plain, states
 from tests.models import draft_of, prompts, tiny, tokenizer
 from tests.schemes.smc.shared import lengths_of, pair, sample
@@ -119,15 +119,15 @@ def test_a_filled_cache_is_gone_on_from() -> None:
 def held_bytes(monkeypatch: pytest.MonkeyPatch, number: int, limit: int, lengths: tuple[int, ...] = (6, 9)) -> int:
     """The most bytes of keys and values that both caches of a call held after any round."""
     target, draft = pair(1, positions=1024)
-    seen, commit = [0], Population.commit
+    seen, commit = [0], Particles.commit
 
-    def committed(state: Population, *args: Any) -> None:
+    def committed(state: Particles, *args: Any) -> None:
         commit(state, *args)
-        layers = [layer for model in (state.target, state.drafter.decoder) for layer in model.cache.layers]
+        layers = [layer for model in (state.rounds.target, state.drafter.decoder) for layer in model.cache.layers]
         seen.append(sum(part.nbytes for layer in layers for part in (layer.keys, layer.values)))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Population, "commit", committed)
+        patch.setattr(Particles, "commit", committed)
         sample(target, draft, prompts(lengths, seed=2), num_particles=number, ess_threshold=1.0, max_new_tokens=limit)
     return max(seen)
 

@@ -200,7 +200,9 @@ def test_resampling_waits_for_the_threshold() -> None:
         (0.6, [False, True, True]),
         (1.0, [False, True, True]),
     ):
-        ancestors, after, evidence, _, which = particles.resample(log_w, log_z, threshold, "systematic", uniforms)
+        ancestors, after, evidence, _, which = particles.resample(
+            log_w, log_z, threshold, "systematic", uniforms, torch.ones(3, dtype=torch.bool)
+        )
         assert which.tolist() == expected, threshold
         for row, resampled in enumerate(expected):
             if resampled:
@@ -212,7 +214,8 @@ def test_resampling_waits_for_the_threshold() -> None:
                 assert evidence[row] == 0.5
     *_, which = particles.resample(log_w, log_z, 1.0, "systematic", uniforms, torch.tensor([True, False, True]))
     assert which.tolist() == [False, False, True], "nothing is resampled where no block follows"
-    *_, which = particles.resample(floats([[3.0]]), floats([0.0]), 1.0, "systematic", floats([[0.5]]))
+    open_row = torch.tensor([True])
+    *_, which = particles.resample(floats([[3.0]]), floats([0.0]), 1.0, "systematic", floats([[0.5]]), open_row)
     assert which.tolist() == [False], "one particle is never resampled"
 
 
