@@ -28,7 +28,7 @@ CONFIG = {config}
 def generate(*inputs, model, **arguments):
     """What `model.generate` takes, decoded with CONFIG where the call says nothing else."""
     try:
-        from hf_semspec.recipe import run
+        from hf_semspec.hub.recipe import run
     except ImportError as error:
         raise ImportError('This recipe runs the package hf-semspec: pip install "{requirement}"') from error
     return run(model, CONFIG, *inputs, **arguments)
