@@ -30,7 +30,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "engine.cache:RaggedCache.load",
         "engine.cache:RaggedCache.rows",
     ),
-    "masks": ("engine.model:CachedModel._mask", "engine.model:packed_masks"),
+    "masks": ("engine.masks:Masks.__call__", "engine.masks:Masks.packed"),
     "ids": ("engine.tokens:Canvas.read", "engine.tokens:Canvas.write", "engine.tokens:Canvas.copy_chains"),
     "processors": ("engine.processors:Processors.__call__", "engine.processors:BlockProcessors.__call__"),
     "drawing": (
@@ -41,7 +41,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "laws": (
         "engine.rounds:Speculation._score",
-        "schemes.smc.blocks:Particles._score",
+        "schemes.smc.population:Particles._scored",
         "drafts.chain:ChainGenerator._draft",
     ),
     "acceptance": ("schemes.lossless.decode:accept", "schemes.easd.decode:accept"),
@@ -51,14 +51,10 @@ PARTS: dict[str, tuple[str, ...]] = {
         "schemes.smc.decode:resample",
         "schemes.smc.decode:log_normaliser",
     ),
-    "output": ("engine.call:CallState.output", "schemes.smc.population:Population.output"),
-    "host read": (
-        "engine.rounds:read_on_host",
-        "schemes.smc.population:read_on_host",
-        "schemes.smc.blocks:read_on_host",
-    ),
+    "output": ("engine.call:CallState.output", "schemes.smc.population:Particles.output"),
+    "host read": ("engine.rounds:read_columns", "schemes.smc.population:read_columns"),
     "ends": ("engine.stopping:StopRules.cut",),
-    "commit": ("engine.rounds:Speculation.commit", "schemes.smc.population:Population.commit"),
+    "commit": ("engine.rounds:Speculation.commit", "schemes.smc.population:Particles.commit"),
     LOOP: ("integration.register:generation_utils.GenerationMixin._semspec_decoding",),
 }
 
