@@ -5,9 +5,9 @@ from ..common.fields import SchemeConfig, positive, within
 from ..engine.acceptance import BONUS, RESIDUAL, Acceptance, next_law, residual_law, stop
 from ..engine.request import Block
 from .easd.config import EASDConfig
-from .easd.decode import Rounds as EASDRounds
+from .easd.decode import EASDRounds
 from .lossless.config import LosslessConfig
-from .lossless.decode import Rounds as LosslessRounds
+from .lossless.decode import LosslessRounds
 from .parse.config import PARSEConfig
 from .parse.decode import decode as decode_parse
 from .semantic.config import SemanticConfig

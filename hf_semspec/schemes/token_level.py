@@ -85,7 +85,7 @@ class ChainsConfig(TokenLevelConfig):
             )
 
 
-class Rounds(table.Rounds):
+class TokenLevelRounds(table.Rounds):
     """Rounds of a token-level scheme; `accept` is its rule."""
 
     def accept(self, block: Block) -> Acceptance:
@@ -99,7 +99,7 @@ class Rounds(table.Rounds):
             state.commit(block, self.accept(block) if block.draft is not None else state.plain(block))
 
 
-def decode(request: Request, rounds: Callable[[CallState, Any], Rounds]) -> tuple[Any, DecodingStats]:
+def decode(request: Request, rounds: Callable[[CallState, Any], TokenLevelRounds]) -> tuple[Any, DecodingStats]:
     """Run one call of `generate` by `rounds`, from the prompts to the output."""
     config = request.scheme
     call = CallState(request, getattr(config, "num_chains", 1))
@@ -112,7 +112,7 @@ def decode(request: Request, rounds: Callable[[CallState, Any], Rounds]) -> tupl
     return output, stats
 
 
-def scheme(config: type[SchemeConfig], rounds: Callable[[CallState, Any], Rounds]) -> table.Scheme:
+def scheme(config: type[SchemeConfig], rounds: Callable[[CallState, Any], TokenLevelRounds]) -> table.Scheme:
     """The entry of a token-level scheme."""
     return table.Scheme(config, partial(decode, rounds=rounds), rounds)
 
@@ -120,12 +120,12 @@ def scheme(config: type[SchemeConfig], rounds: Callable[[CallState, Any], Rounds
 Rule = Callable[[Block, Any], Acceptance]
 
 
-class RuleRounds(Rounds):
+class RuleRounds(TokenLevelRounds):
     """Rounds whose acceptance is a function of a block of one chain and the config.
 
     Args:
         rule: the function.
-        call, config: as [`Rounds`].
+        call, config: as [`TokenLevelRounds`].
     """
 
     def __init__(self, rule: Rule, call: CallState, config: Any) -> None:

@@ -30,12 +30,12 @@ from ...engine.call import CallState
 from ...engine.outputs import DecodingStats
 from ...engine.request import Block
 from ...engine.rounds import Speculation
-from .. import token_level
+from ..token_level import TokenLevelRounds
 from .agreement import uncertain_agreement
 from .config import EASDConfig
 
 
-class Rounds(token_level.Rounds):
+class EASDRounds(TokenLevelRounds):
     """Rounds of `easd`, and the record of their entropies and triggers."""
 
     with_laws = True

@@ -11,10 +11,10 @@ and the round ends there. Several chains (`num_chains`) are tested in turn, each
 
 from ...engine.acceptance import Acceptance, accept_chains, accept_chains_greedy, drafted, next_law, stop
 from ...engine.request import Block
-from .. import token_level
+from ..token_level import TokenLevelRounds
 
 
-class Rounds(token_level.Rounds):
+class LosslessRounds(TokenLevelRounds):
     """Rounds of `lossless`."""
 
     def accept(self, block: Block) -> Acceptance:
