@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+from transformers import PreTrainedModel
 from transformers.utils.logging import warning_once
 
 from hf_semspec.common import warn_once as notices
@@ -58,3 +59,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         one.save_pretrained(root / name)
         tokenizer().save_pretrained(root / name)
     return root
+
+
+@pytest.fixture
+def pair() -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A target and a near draft."""
+    target = tiny("llama", 0)
+    return target, draft_of(target, "near")

@@ -13,13 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_semspec.engine import acceptance
-from hf_semspec.engine.acceptance import (
-    BONUS,
-    RESAMPLED,
-    RESIDUAL,
-    Acceptance,
-    residual_law,
-)
+from hf_semspec.engine.acceptance import BONUS, RESAMPLED, RESIDUAL, Acceptance, residual_law
 from hf_semspec.schemes.easd.agreement import uncertain_agreement
 from tests import reference
 from tests.rules import accept_chain, accept_chain_greedy, accept_chains, accept_chains_greedy

@@ -13,12 +13,6 @@ from tests.models import draft_of, prompts, tiny
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
 
 
-@pytest.fixture
-def pair() -> tuple[PreTrainedModel, PreTrainedModel]:
-    target = tiny("llama", 0)
-    return target, draft_of(target, "near")
-
-
 def test_ui46_a_misspelt_name_is_an_error_that_names_the_right_one(pair: Any) -> None:
     with pytest.raises(TypeError, match=r"num_draft_tokns.*num_draft_tokens"):
         SemSpecConfig("lossless", num_draft_tokns=3)
