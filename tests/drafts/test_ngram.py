@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, pipeline
 
-from hf_semspec import EASDConfig, LosslessConfig, SemSpecConfig, record_stats
+from hf_semspec import LosslessConfig, SemSpecConfig, record_stats
 from hf_semspec.drafts.ngram import NGramGenerator
 from tests.drafts.shared import SOURCES, looked_up
 from tests.helpers import (
@@ -254,12 +254,20 @@ def test_fields_are_checked(fields: dict[str, Any], match: str) -> None:
         LosslessConfig(**fields)
 
 
-def test_easd_has_no_such_field() -> None:
-    """A draft that is certain of its token is never uncertain: nothing could trigger."""
-    with pytest.raises(TypeError, match='`draft` is a field of "lossless"'):
-        SemSpecConfig("easd", draft="ngram")
-    with pytest.raises(TypeError):
-        EASDConfig(draft="ngram")  # type: ignore[call-arg]
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_easd_has_nothing_against_what_is_looked_up(do_sample: bool) -> None:
+    """A draft that is certain of its token is never uncertain: nothing triggers, until a threshold of 0 lets it."""
+    target, inputs = cycling(), prompts((3, 7), seed=2)
+    fields: dict[str, Any] = {"draft": "ngram", "max_new_tokens": 30, "do_sample": do_sample}
+    zeros = {"draft_entropy_threshold": 0.0, "target_entropy_threshold": 0.0, "top_n": 1}
+    texts = []
+    for scheme, more in (("lossless", {}), ("easd", {}), ("easd", zeros)):
+        torch.manual_seed(0)
+        config = SemSpecConfig(scheme, **fields, **more, return_dict_in_generate=True)
+        texts.append(target.generate(**inputs, generation_config=config))
+    assert torch.equal(texts[0].sequences, texts[1].sequences)
+    assert not texts[1].triggers.any()
+    assert texts[2].triggers.any()
 
 
 @pytest.mark.parametrize("source", ["ngram", "ngram+model"])
