@@ -25,6 +25,7 @@ from hf_semspec.drafts import vocabulary
 from hf_semspec.integration import options as compatibility
 from tests.encoder_models import encoder_decoder
 from tests.models import draft_of, prompts, tiny, tokenizer
+from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -206,9 +207,22 @@ def test_a_schemes_page_lists_its_fields_with_their_defaults(name):
         assert said.startswith(default.replace("'", '"')), field.name
 
 
-def test_the_architecture_page_lists_every_module():
-    rows = [line for line in (DOCS / "architecture.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
-    listed = {name for row in rows for name in re.findall(r"`(.*?)`", row.split("|")[2])}
-    package = Path(hf_semspec.__file__).parent
-    modules = {path.stem for path in package.glob("*.py")} | {f"schemes/{name}" for name in hf_semspec.schemes.SCHEMES}
-    assert listed - {"bench/", "evaluation/", "trace/"} == modules
+def rooms(text: str) -> set[str]:
+    """The words in backticks, or in the nodes of a picture, that could be rooms: `engine/`, `cli`, `__init__.py`."""
+    return set(re.findall(r"`(\w+)(?:/|\.py)?`", text)) | set(re.findall(r'\["?(\w+)[":]', text))
+
+
+ROOMS = {room or "__init__" for layer in LAYERS for room in layer}
+
+
+def test_the_architecture_page_names_every_room_and_scheme_and_is_short():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    assert ROOMS <= rooms(re.findall(r"^```mermaid\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)[0])
+    assert all(f"`schemes/{name}/`" in text for name in hf_semspec.schemes.SCHEMES)
+    assert len(text.splitlines()) <= 150
+
+
+def test_contributing_says_what_belongs_to_every_room():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text[text.index("| a change to |") :].split("\n\n")[0]
+    assert ROOMS == {name for row in table.splitlines() for name in rooms(row.split("|")[2])}

@@ -6,7 +6,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "hf_semspec"
 
-# Top to bottom, a row a line of docs/architecture.md: a room imports only from rows below its own, and from itself.
+# Top to bottom, a row a line: a room imports only from rows below its own, and from itself.
 # The rooms of one row do not import each other. "" is hf_semspec/__init__.py.
 LAYERS = [
     ["cli"],
