@@ -259,7 +259,7 @@ def test_easd_has_nothing_against_what_is_looked_up(do_sample: bool) -> None:
     """A draft that is certain of its token is never uncertain: nothing triggers, until a threshold of 0 lets it."""
     target, inputs = cycling(), prompts((3, 7), seed=2)
     fields: dict[str, Any] = {"draft": "ngram", "max_new_tokens": 30, "do_sample": do_sample}
-    zeros = {"draft_entropy_threshold": 0.0, "target_entropy_threshold": 0.0, "top_n": 1}
+    zeros = {"draft_entropy_threshold": 0.0, "target_entropy_threshold": 0.0, "top_n": 1, "penalty": 1.0}
     texts = []
     for scheme, more in (("lossless", {}), ("easd", {}), ("easd", zeros)):
         torch.manual_seed(0)
