@@ -217,7 +217,7 @@ ROOMS = {room or "__init__" for layer in LAYERS for room in layer}
 
 def test_the_architecture_page_names_every_room_and_scheme_and_is_short():
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    assert ROOMS <= rooms(re.findall(r"^```mermaid\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)[0])
+    assert rooms(re.findall(r"^```mermaid\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)[0]) >= ROOMS
     assert all(f"`schemes/{name}/`" in text for name in hf_semspec.schemes.SCHEMES)
     assert len(text.splitlines()) <= 150
 
@@ -225,4 +225,4 @@ def test_the_architecture_page_names_every_room_and_scheme_and_is_short():
 def test_contributing_says_what_belongs_to_every_room():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text[text.index("| a change to |") :].split("\n\n")[0]
-    assert ROOMS == {name for row in table.splitlines() for name in rooms(row.split("|")[2])}
+    assert {name for row in table.splitlines() for name in rooms(row.split("|")[2])} == ROOMS
