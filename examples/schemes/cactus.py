@@ -21,6 +21,7 @@ min(q(x), h_x(x)) + Σ_d max(q(d) - h_d(d), 0)·norm(max(h_d - q, 0))(x). The bu
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hf_semspec import register_scheme
@@ -32,10 +33,10 @@ class CactusConfig(TokenLevelConfig):
     """The fields of `cactus`, beside those of every token-level scheme.
 
     Args:
-        delta: δ, the budget a token, >= 0; 0 is `lossless`. Above (1 - p) / (2·p) of a token it always stands.
+        delta: δ, the budget a token, in [0, 100]; 0 is `lossless`. From (1 - p) / (2·p) on, a token always stands.
     """
 
-    delta: float = within(1.0, 0)
+    delta: float = within(1.0, 0, 100)
 
 
 def accept(block: Block, config: CactusConfig) -> Acceptance:
@@ -48,7 +49,8 @@ def accept(block: Block, config: CactusConfig) -> Acceptance:
     num_accepted, outcome = stop(block.uniforms * q.squeeze(-1) < h.squeeze(-1), block.valid)
     # The law of the next token needs p, q and the draft at one place of each row only.
     rejected = outcome == RESIDUAL
-    rows, last = range(len(rejected)), num_accepted.clamp(max=block.drafts.shape[1] - 1)
+    rows = torch.arange(len(rejected), device=rejected.device)
+    last = num_accepted.clamp(max=block.drafts.shape[1] - 1)
     p, drafted = block.log_p[rows, num_accepted].exp(), block.drafts[rows, last].unsqueeze(-1)
     h = favoured(p, drafted, config.delta * rejected.to(p.dtype).unsqueeze(-1))
     q = block.log_q[rows, last].exp() * rejected.unsqueeze(-1)

@@ -7,11 +7,13 @@ sampling with probability min(1, p_t(d_t) / q_t(d_t)). Then
     window    d_{t+1}..d_{t+window} all pass: the target goes on as if d_t had been its own
     stands    d_t if it passes, or if both hold and p_t(d_t) > 0
 
-and the round ends at the first that does not stand, with the next token of `lossless`. From the paper: gate, window,
-the defaults 0.3 and 6. Ours: a window that does not fit in what was drafted is a refusal, so a failure among the last
-`window` drafts of a block ends it, and blocks should be longer than the window; p_t(d_t) > 0, which keeps out what
-`top_k` or a grammar forbids; and the test under sampling. The authors' code takes the entropy of the three likeliest
-tokens in nats, not normalised: the same number is another gate there.
+and the round ends at the first that does not stand, with the next token of `lossless`. A window that does not fit in
+what was drafted is a refusal: a failure among the last `window` drafts of a block ends it, so blocks should be longer.
+
+From the paper: gate, window, the defaults 0.3 and 6; from the authors' code: the block's end. Ours: the test under
+sampling (theirs draws from p and compares), p_t(d_t) > 0, which keeps out what `top_k` or a grammar forbids, and
+`num_draft_tokens`. Their code takes the entropy of the three likeliest tokens, in nats: there 0.3 is another gate; and
+it counts d_t as the window's first.
 
 Sampled tokens do not follow p. Given what came before, d_t stands with probability min(1, p/q) + (1 - min(1, p/q))·w,
 with w the chance that gate and window hold; what replaces it is from norm(max(p - q, 0)).
@@ -19,6 +21,7 @@ with w the chance that gate and window hold; what replaces it is from norm(max(p
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -38,7 +41,7 @@ class FlyConfig(TokenLevelConfig):
 
     window: int = within(6, 1, 63)
     threshold: float = within(0.3, 0)
-    num_draft_tokens: int = within(12, 1, 64)
+    num_draft_tokens: int | Literal["auto"] = within(12, 1, 64)
 
 
 def accept(block: Block, config: FlyConfig) -> Acceptance:
