@@ -263,16 +263,17 @@ def register_scheme(
         raise bad_value("config_class", config_class, f"a frozen keyword-only dataclass that inherits {base.__name__}")
     if "__dataclass_fields__" not in vars(config_class):
         raise ValueError(f"`{config_class.__name__}` must be decorated with @dataclass(frozen=True, kw_only=True).")
-    if getattr(config_class, "name", name) != name:
-        raise ValueError(f"`{config_class.__name__}.name` is {config_class.name!r}: leave it out, or set {name!r}.")
+    taken = {*_generation_names(), "scheme", "name", "semspec"}
     for own in field_names(config_class):
-        if own in _generation_names() or (hasattr(SemSpecConfig, own) and not _is_field(own)):
-            raise ValueError(f"the field `{own}` means something else to GenerationConfig: give it another name.")
-    config_class.name = name
+        if own in taken or (hasattr(SemSpecConfig, own) and not _is_field(own)):
+            raise ValueError(f"the field `{own}` means something else to SemSpecConfig: give it another name.")
+    if vars(config_class).get("name", name) != name:
+        raise ValueError(f"`{config_class.__name__}.name` is {config_class.name!r}: leave it out, or set {name!r}.")
     try:
         config_class()
     except TypeError as error:
         raise ValueError(f"`{config_class.__name__}` must have a default for every field ({error}).") from None
+    config_class.name = name
     if accept is not None:
         SCHEMES[name] = token_level.scheme(config_class, partial(token_level.RuleRounds, accept))
     elif decode is not None:

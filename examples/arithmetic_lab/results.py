@@ -212,7 +212,15 @@ def runs(found: dict[str, Any]) -> dict[str, list[str]]:
         mode: [f"easd_exclude={easd(found, 90)}", f"easd_random=easd:trigger=random,trigger_rate={rate}"]
         for mode, rate in found["coin_rates"].items()
     }
+    files = [word for name in ("fly", "cactus") for word in ("--scheme-file", _shown(f"../schemes/{name}.py"))]
+    own = [
+        *("--limit", "500", "--schemes", "target,lossless,lossless_12=lossless:num_draft_tokens=12"),
+        *(f"easd_exclude={easd(found, 90)}", "fly,fly_open=fly:threshold=0,fly_strict=fly:threshold=0.6"),
+        *("fly_short=fly:window=2", "cactus_0.1=cactus:delta=0.1,cactus_1=cactus:delta=1"),
+    ]
     return {
+        "own_schemes": [*files, *own],
+        "own_schemes_sampled": [*files, *SAMPLED, *own],
         "easd_control": ["--limit", "1000", "--schemes", *control["greedy"]],
         "easd_control_sampled": ["--limit", "1000", *SAMPLED, "--schemes", *control["sampled"]],
         "greedy": ["--limit", "1000", "--schemes", *both],
