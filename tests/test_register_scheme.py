@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +17,8 @@ from hf_semspec import LosslessConfig, SemSpecConfig, cli, record_stats, registe
 from hf_semspec.configuration import scheme_from_dict
 from hf_semspec.schemes import Acceptance, Block, SchemeConfig, TokenLevelConfig, next_law, positive, stop, within
 from hf_semspec.schemes.table import SCHEMES
-from tests.helpers import WEAK_DRAFTS, check_identities, first_occurrence, new_tokens
-from tests.models import draft_of, prompts, tiny, tokenizer
+from tests.helpers import CACHE, WEAK_DRAFTS, cache_of, check_identities, first_occurrence, new_tokens
+from tests.models import draft_of, prompts, row_of, tiny, tokenizer
 from tests.own_schemes import FILES, left_as_found, loaded, registered
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
@@ -113,7 +113,7 @@ def test_every_field_needs_a_default_and_a_good_one() -> None:
     class Made(TokenLevelConfig):
         slack: float
 
-    with pytest.raises(ValueError, match="`Made` must have a default for every field .*slack"):
+    with pytest.raises(ValueError, match=r"`Made` must have a default for every field .*slack"):
         register_scheme("own", Made, accept=take_all)
     bad = config_with("slack", float, within(2.0, 0, 1))
     with pytest.raises(ValueError, match=r"`slack` must be a number in \[0, 1\], but is 2.0"):
@@ -281,6 +281,7 @@ class TestSchemeFile:
         assert done.returncode == 0, done.stderr
         rows = json.loads((tmp_path / "results.json").read_text())["contenders"]
         assert [row["name"] for row in rows] == ["target", "fly:window=2", "cactus:delta=1"]
+        assert [row["acceptance_rate"] is None for row in rows] == [True, False, False]
 
     @pytest.mark.parametrize("name", ["nothing.py", "notes.txt"])
     def test_a_file_that_is_none(self, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,9 +297,10 @@ class TestSchemeFile:
         assert "'fly' is taken by a scheme" in capsys.readouterr().err
 
     def test_a_name_that_no_file_has_registered(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            cli.main(["generate", *self.lab(), "--prompt", "12", "--scheme", "fly"])
-        assert "fly" in capsys.readouterr().err
+        assert cli.main(["generate", *self.lab(), "--prompt", "12", "--scheme", "fly"]) == 2
+        error = capsys.readouterr().err
+        assert "but is 'fly'" in error
+        assert "--scheme-file" in error
 
 
 # What a rule has for nothing
@@ -335,14 +337,6 @@ class TestCalls:
         plain = decode(inputs, do_sample=sampled)
         assert torch.equal(plain.sequences, output.sequences)
 
-    def test_rows_are_alone_in_a_batch(self, sampled: bool) -> None:
-        inputs = prompts((6, 3))
-        if not sampled:
-            batch = new_tokens(decode(inputs), inputs)
-            for row, length in enumerate((6, 3)):
-                alone = {name: value[row : row + 1, 6 - length :] for name, value in inputs.items()}
-                assert torch.equal(new_tokens(decode(alone), alone)[0], batch[row])
-
     def test_an_eos_in_a_block_ends_the_text_there(self, sampled: bool) -> None:
         inputs = prompts((5,))
         tokens = new_tokens(decode(inputs, do_sample=sampled), inputs)[0].tolist()
@@ -352,10 +346,10 @@ class TestCalls:
 
     def test_a_cache_goes_on(self, sampled: bool) -> None:
         inputs, cache = prompts((5,)), DynamicCache()
-        output = decode(inputs, {"past_key_values": cache}, do_sample=sampled)
+        output = decode(inputs, {CACHE: cache}, do_sample=sampled)
         ids = torch.cat([output.sequences, torch.tensor([[7, 8]])], dim=1)
         more = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        kept = decode(more, {"past_key_values": output.past_key_values}, do_sample=sampled)
+        kept = decode(more, {CACHE: cache_of(output)}, do_sample=sampled)
         assert torch.equal(kept.sequences, decode(more, do_sample=sampled).sequences)
 
     def test_streams(self, sampled: bool, capsys: pytest.CaptureFixture[str]) -> None:
@@ -392,6 +386,15 @@ class TestCalls:
 
 
 @pytest.mark.usefixtures("fly")
+def test_each_row_of_a_batch_gets_what_it_gets_alone() -> None:
+    inputs = prompts((6, 3))
+    batch = new_tokens(decode(inputs), inputs)
+    for row in range(2):
+        alone = row_of(inputs, row)
+        assert torch.equal(new_tokens(decode(alone), alone)[0], batch[row])
+
+
+@pytest.mark.usefixtures("fly")
 def test_a_stored_reviser_is_found_again(tmp_path: Path) -> None:
     SemSpecConfig("parse", revise_with="fly").save_pretrained(tmp_path)
     assert SemSpecConfig.from_pretrained(tmp_path).revise_with == FLY.FlyConfig()
@@ -403,7 +406,7 @@ def test_a_quantized_draft() -> None:
     from hf_semspec import load_draft
 
     target = tiny(hidden=64, dtype=torch.float32)
-    draft = load_draft(target, quantize="int8", backend="torchao")
+    draft = load_draft(target, quantization="torchao-int8")
     inputs = prompts((6, 3))
     output = target.generate(**inputs, assistant_model=draft, generation_config=SemSpecConfig("fly", **LOOSE))
     assert new_tokens(output, inputs).shape == (2, 20)
@@ -417,8 +420,6 @@ def test_a_whole_loop_of_ones_own() -> None:
 
     def loop(request: Any) -> Any:
         base = SemSpecConfig("lossless").scheme_config
-        from dataclasses import replace
-
         assert request.scheme.passes == 2
         return SCHEMES["lossless"].decode(replace(request, scheme=base))
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from ..schemes.table import SCHEMES
 from .contenders import ASSISTED, TARGET, Contender, reference_of
 from .journal import Record
 from .statistics import bootstrap, mcnemar, share_interval, wilson
@@ -146,10 +147,11 @@ def _figures(contender: Contender, records: Sequence[Record]) -> dict[str, float
         totals["calls"] += record["figures"].get("target_forwards", 0) * (1 if contender.kind == ASSISTED else size)
         totals["new_tokens"] += tokens
     kind, known = contender.kind, totals.keys()
+    token_level = kind in SCHEMES and SCHEMES[kind].rounds is not None
     return {
         "target_forwards_per_token": _ratio(totals["calls"], totals["new_tokens"]),
         "target_tokens_per_token": _ratio(totals["target_tokens"], totals["new_tokens"]),
-        "acceptance_rate": _ratio(totals["accepted"], totals["tested"]) if kind in ("lossless", "easd") else None,
+        "acceptance_rate": _ratio(totals["accepted"], totals["tested"]) if token_level else None,
         "trigger_rate": _ratio(totals["triggered"], totals["accepted"] + totals["triggered"])
         if kind == "easd"
         else None,

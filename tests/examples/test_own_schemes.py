@@ -107,7 +107,7 @@ def test_what_a_processor_forbids_never_stands() -> None:
 
 
 def test_sampled_drafts_stand_as_often_as_the_docstring_says() -> None:
-    """d_1 stands with probability r + (1 - r)·w, w that of passing in the window of one; the rest from the residual."""
+    """d_1 with probability r + (1 - r)·w, w that of passing in the window of one; the rest from the residual."""
     p, q = torch.tensor([0.2, 0.5, 0.3]), torch.tensor([0.6, 0.3, 0.1])
     log_p, log_q = torch.stack([p, p, p]).log(), torch.stack([q, q]).log()
     grid = (torch.arange(100) + 0.5) / 100
@@ -212,15 +212,13 @@ def test_the_committed_law_is_not_that_of_another_budget(wrong: float) -> None:
 # Calls
 
 
-def call(name: str, lengths: tuple[int, ...], sampled: bool, kind: str = "near", **fields: Any) -> Tensor:
+def call(name: str, lengths: tuple[int, ...], sampled: bool, **fields: Any) -> Tensor:
     """New tokens of a call with 8 drafts a round."""
     target = tiny()
     own = {"num_draft_tokens": 8, "max_new_tokens": 24, "do_sample": sampled, **fields}
-    draft = None if own.get("draft") == "ngram" else draft_of(target, kind)
+    models = {} if own.get("draft") == "ngram" else {"assistant_model": draft_of(target, "near")}
     torch.manual_seed(3)
-    output: Tensor = target.generate(
-        **prompts(lengths), assistant_model=draft or target, generation_config=SemSpecConfig(name, **own)
-    )
+    output: Tensor = target.generate(**prompts(lengths), **models, generation_config=SemSpecConfig(name, **own))
     return output
 
 
