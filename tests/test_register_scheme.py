@@ -253,14 +253,8 @@ class TestSchemeFile:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         root = Path(__file__).parents[1]
         env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-        return subprocess.run(
-            [sys.executable, "-m", "hf_semspec", *words],
-            capture_output=True,
-            text=True,
-            cwd=root,
-            env=env,
-            check=False,
-        )
+        start = [sys.executable, "-c", "import sys; from hf_semspec.cli import main; sys.exit(main())"]
+        return subprocess.run([*start, *words], capture_output=True, text=True, cwd=root, env=env, check=False)
 
     def lab(self) -> list[str]:
         lab = FILES.parent / "arithmetic_lab"
