@@ -19,7 +19,8 @@ def block(drafts: Tensor, valid: Tensor | None = None, log_q: Any = None, **laws
     broken = torch.zeros((), dtype=torch.bool)
     draft = Draft(drafts, valid, [drafts.shape[2]] * len(drafts), log_q, broken)
     laws = {"scores": None, "logits": None, "log_p": None, "choices": None, "uniforms": None, **laws}
-    return Block(rows=list(range(len(drafts))), draft=draft, broken=broken, **laws)
+    faults = torch.zeros(*drafts.shape[:2], drafts.shape[2] + 1, dtype=torch.long)
+    return Block(rows=list(range(len(drafts))), draft=draft, faults=faults, **laws)
 
 
 def decide(block: Block, triggers: Tensor | None, penalty: float) -> Acceptance:

@@ -7,10 +7,12 @@ import torch
 from torch.nn import functional
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from ..engine.acceptance import leading
 from ..engine.cache import RowStates, held
 from ..engine.draft import Draft, Drafter
+from ..engine.misfits import without_a_law
 from ..engine.model import MappedModel, context_of, warn_of_context
-from ..engine.processors import CallRandomness, Processors
+from ..engine.processors import BROKEN, CallRandomness, Processors, faults
 from ..engine.sources import Source
 from ..engine.tokens import Canvas
 from .static import StaticDraft
@@ -208,26 +210,23 @@ class ChainGenerator(Drafter, CandidateGenerator):
         self, drafted: list[torch.Tensor], peaks: list[torch.Tensor], laws: list[Any], counts: list[int]
     ) -> Draft:
         num_tokens = len(drafted)
-        peak = torch.stack(peaks, dim=-1)
-        valid = (
-            peak > -torch.inf if self.processors.processors or self.own_vocabulary < self.decoder.vocabulary else None
-        )
-        broken = torch.isnan(peak)
+        found = faults(torch.stack(peaks, dim=-1))
+        valid, broken = found == 0, found == BROKEN
         if min(counts) < num_tokens:
             limits = torch.tensor(counts, device=self.device)[:, None, None]
-            within = (torch.arange(num_tokens, device=self.device) < limits).expand_as(peak)
-            valid = within if valid is None else valid & within
-            broken = broken & within
+            within = torch.arange(num_tokens, device=self.device) < limits
+            valid, broken = valid & within, broken & within
         log_q = torch.stack(laws, dim=2) if self.with_laws else None
         return Draft(torch.stack(drafted, dim=-1), valid, counts, log_q, broken.any())
 
     def _pick(self, scores: torch.Tensor, first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Ids (rows, chains), the highest score of each (nan shows a broken draft, -inf no law), and the law."""
+        """Ids (rows, chains), the highest score of each (-inf also where the id was drawn from no law), the law."""
         log_q = functional.log_softmax(scores, dim=-1) if self.with_laws else None
         if self.randomness is not None:
             assert log_q is not None
-            tokens, _ = self.randomness.draw(log_q.exp().flatten(0, 1))
-            return tokens.view(scores.shape[:2]), scores.amax(dim=-1), log_q
+            tokens, lawless = self.randomness.draw(log_q.exp().flatten(0, 1))
+            tokens, lawless, peak = (*(part.view(scores.shape[:2]) for part in (tokens, lawless)), scores.amax(dim=-1))
+            return tokens, peak.masked_fill(lawless & (peak < torch.inf), -torch.inf), log_q
         peak, tokens = scores.max(dim=-1)
         if first and self.chains > 1:
             best = scores.nan_to_num(nan=-torch.inf).topk(self.chains, dim=-1).indices  # chains agree: equal rows
@@ -241,7 +240,11 @@ class ChainGenerator(Drafter, CandidateGenerator):
             input_ids: (1, length) int64.
 
         Returns:
-            (1, length + γ) ids and, unless drafting greedily, their (1, γ, vocabulary) log-probabilities.
+            (1, length + γ) ids and, unless drafting greedily, their (1, γ, vocabulary) log-probabilities: as far as
+            the draft has a law.
+
+        Raises:
+            ValueError: the draft's logits hold nan or +inf.
         """
         length = input_ids.shape[1]
         canvas = Canvas(input_ids.to(self.device), None, self.chains, 0, self.length.pick())
@@ -254,8 +257,12 @@ class ChainGenerator(Drafter, CandidateGenerator):
             return input_ids, None
         draft = self.propose(canvas, [0], counts)
         self._fed = canvas.shown[0, :, : length + counts[0]]
-        ids = torch.cat([input_ids, draft.ids[:, 0].to(input_ids.device)], dim=1)
-        return ids, None if self.randomness is None or draft.log_q is None else draft.log_q[:, 0]
+        if draft.broken:
+            raise without_a_law("draft", self.decoder.model)
+        assert draft.valid is not None
+        count = int(leading(draft.valid[0, 0]))
+        ids = torch.cat([input_ids, draft.ids[:, 0, :count].to(input_ids.device)], dim=1)
+        return ids, None if self.randomness is None or draft.log_q is None else draft.log_q[:, 0, :count]
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Tell the draft length what transformers' loop accepted."""

@@ -17,11 +17,11 @@ class Draft:
 
     Args:
         ids: (rows, chains, γ) int64.
-        valid: (rows, chains, γ) bool: positions that were really drafted; `None` if all were.
+        valid: (rows, chains, γ) bool: positions that were really drafted, which takes a law; `None` if all were.
         counts: for each row, how many of the γ positions were to be drafted.
-        log_q: (rows, chains, γ, vocabulary) log-probabilities the ids were drawn from; `None` if they were not asked
-            for.
-        broken: () bool, whether any tested logits were nan.
+        log_q: (rows, chains, γ, vocabulary) log-probabilities the ids were drawn from, nan where there was no law;
+            `None` if they were not asked for.
+        broken: () bool, whether scores of positions that were to be drafted hold nan or +inf.
     """
 
     ids: torch.Tensor

@@ -15,10 +15,15 @@ def check_laws(broken: int, request: Request, role: str = "target") -> None:
     deciding = request.model if role == "target" else request.draft
     for bit, name, model in ((1, role, deciding), (2, "draft", request.draft)):
         if broken & bit:
-            raise ValueError(
-                f"the {name} model {describe_model(model)} gave logits without a law (nan, or every id masked out): "
-                "check its weights, its quantization and the logits processors"
-            )
+            raise without_a_law(name, model)
+
+
+def without_a_law(name: str, model: Any) -> ValueError:
+    """What is raised where the model, called so, gave no law to draw from."""
+    return ValueError(
+        f"the {name} model {describe_model(model)} gave logits without a law (nan, +inf, or every id masked out): "
+        "check its weights, its dtype, its quantization and the logits processors"
+    )
 
 
 def warn_of_low_acceptance(stats: DecodingStats, request: Request) -> None:

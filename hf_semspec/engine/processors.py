@@ -28,6 +28,15 @@ HISTORYLESS = tuple(getattr(logits_process, name) for name in _HISTORYLESS_NAMES
 WARPERS = tuple(kind for kind in HISTORYLESS if kind.__name__.endswith("LogitsWarper"))
 
 
+# What may be wrong with a row of scores: every id is masked out, or it holds nan or +inf.
+MASKED, BROKEN = 1, 2
+
+
+def faults(peak: torch.Tensor) -> torch.Tensor:
+    """What is wrong with rows of scores whose highest is `peak` (...): `MASKED`, `BROKEN`, or 0 where it is a law."""
+    return (peak == -torch.inf).long() + BROKEN * ~(peak < torch.inf)
+
+
 class CallRandomness:
     """The random numbers of one call: a generator on `device`, seeded by one draw from torch's global CPU generator.
 

@@ -47,7 +47,7 @@ class Block:
         log_p: log-probabilities of the processed law; `None` unless laws are kept.
         choices: (rows, chains, γ+1) int64 argmax of `scores`; `None` when sampling.
         uniforms: (rows, chains, γ) in [0, 1); `None` when greedy.
-        broken: () bool, whether the target's scores hold nan or a row without mass.
+        faults: (rows, chains, γ+1) int64, what is wrong with the target's scores, see [`processors.faults`].
         hidden: (rows * chains, width, size) the target's last hidden states; `None` unless they are wanted.
     """
 
@@ -58,7 +58,7 @@ class Block:
     log_p: Any
     choices: torch.Tensor | None
     uniforms: Any
-    broken: torch.Tensor
+    faults: torch.Tensor
     hidden: torch.Tensor | None = None
 
     @property
@@ -98,10 +98,12 @@ class Decided(NamedTuple):
 
     Args:
         accepted, outcomes, chains: as in [`acceptance.Acceptance`].
-        tokens: the ids to be committed: the accepted ones and, if there is room for it, the next one.
+        tokens: the ids to be committed: the accepted ones and, if there is room and a law for it, the next one.
+        masked: whether a row was stopped by a place where every id is masked out, which has no next token.
     """
 
     accepted: list[int]
     outcomes: list[int]
     chains: list[int]
     tokens: list[list[int]]
+    masked: list[bool]

@@ -13,7 +13,7 @@ from .draft import Draft, Drafter
 from .misfits import check_laws, warn_of_low_acceptance
 from .model import CachedModel, Fed
 from .outputs import DecodingStats
-from .processors import Processors
+from .processors import BROKEN, MASKED, Processors, faults
 from .request import Block, Decided
 from .results import ReturnedRows
 
@@ -35,6 +35,8 @@ class Speculation:
         pause: asked after each round, with every row's index in the caller's batch and its newly committed ids,
             whether it leaves although it has not ended.
         keep_states: keep what both caches hold of the rows that leave, for whoever goes on with them.
+        pause_masked (`bool`): let a row in which every id is masked out leave like one that pauses: what the draft
+            does not know is no error where it writes. Such rows are in `masked`.
         processors: the call's own by default.
         with_hidden (`bool`): keep the target's hidden states of every block.
     """
@@ -51,6 +53,7 @@ class Speculation:
         limits: Sequence[int] | None = None,
         pause: Callable[[int, list[int]], bool] | None = None,
         keep_states: bool = False,
+        pause_masked: bool = False,
         processors: Processors | None = None,
         with_hidden: bool = False,
     ) -> None:
@@ -67,7 +70,9 @@ class Speculation:
         self.resampled: list[tuple[int, int]] = []
         self.keep_states = keep_states
         self.with_hidden = with_hidden
+        self.pause_masked = pause_masked
         self.paused: list[int] = []
+        self.masked: set[int] = set()
         self.target_states: dict[int, RowStates] = {}
         self.draft_states: dict[int, RowStates] = {}
 
@@ -119,8 +124,7 @@ class Speculation:
         log_p = functional.log_softmax(scores, dim=-1) if self.with_laws else None
         drawn = self.with_uniforms and draft is not None
         uniforms = call.randomness.uniforms(*scores.shape[:2], width - 1) if drawn else None
-        broken = ~(peak > -torch.inf).all()
-        return Block(list(self.live), draft, scores, kept, log_p, choices, uniforms, broken, fed.hidden)
+        return Block(list(self.live), draft, scores, kept, log_p, choices, uniforms, faults(peak), fed.hidden)
 
     def plain(self, block: Block) -> Acceptance:
         """The decision for a block without drafts: one token from the target."""
@@ -145,19 +149,22 @@ class Speculation:
         """The next tokens are drawn, the one host read brings what was decided, and the canvas shows the new ids."""
         canvas = self.call.canvas
         rooms = [self.limits[row] - canvas.generated[row] for row in self.live]
-        decided, broken = read_decision(block, decision, self.next_token(decision), rooms)
-        check_laws(broken, self.call.request, self.call.role)
+        decided, found, draft_broken = read_decision(block, self.drawn(decision), rooms)
+        bad = any(found) if not self.pause_masked else BROKEN in found
+        check_laws(bad + 2 * draft_broken, self.call.request, self.call.role)
+        self.masked.update(row for row, masked in zip(self.live, decided.masked, strict=True) if masked)
         width = block.scores.shape[2]
         padded = [ids + [canvas.pad] * (width - len(ids)) for ids in decided.tokens]
         canvas.write(self.live, 0, torch.tensor(padded, device=self.call.device).unsqueeze(1))
         return decided
 
-    def next_token(self, decision: Acceptance) -> torch.Tensor:
-        """The token of each row that comes after what is accepted, (live,), drawn if it has not been yet."""
+    def drawn(self, decision: Acceptance) -> Acceptance:
+        """`decision` with the token of each row that comes after what is accepted, drawn if it has not been yet."""
         if decision.token is not None:
-            return decision.token
+            return decision
         assert decision.law is not None
-        return self.call.randomness.draw(decision.law)[0]
+        token, lawless = self.call.randomness.draw(decision.law)
+        return decision._replace(law=None, token=token, lawless=lawless)
 
     def _cut(self, block: Block, decided: Decided) -> list[int]:
         """Mark rows that have ended, by what the caller's criteria see; returns how many new tokens each row keeps."""
@@ -205,7 +212,7 @@ class Speculation:
         for i, row in enumerate(self.live):
             drafted, accepted, outcome = draft.counts[i] if draft is not None else 0, decided.accepted[i], None
             if drafted == 0:
-                self.call.stats.rows[row].plain += 1
+                self.call.stats.rows[row].plain += len(decided.tokens[i])
                 continue
             if accepted < len(decided.tokens[i]):
                 outcome = OUTCOMES[decided.outcomes[i]]
@@ -227,7 +234,7 @@ class Speculation:
         if they are wanted later."""
         generated = self.call.canvas.generated
         pausing = [
-            self.pause(row, ids) or generated[row] >= self.limits[row]
+            row in self.masked or self.pause(row, ids) or generated[row] >= self.limits[row]
             for row, ids in zip(self.live, news, strict=True)
         ]
         leaving = self.call.settle(self.live)
@@ -281,28 +288,35 @@ class Speculation:
         return output, stats
 
 
-def read_decision(
-    block: Block, decision: Acceptance, next_ids: torch.Tensor, rooms: Sequence[int]
-) -> tuple[Decided, int]:
+def read_decision(block: Block, decision: Acceptance, rooms: Sequence[int]) -> tuple[Decided, list[int], bool]:
     """Bring what was decided to the host.
 
     Args:
-        next_ids: (rows,) the tokens behind the accepted ones.
+        decision: with the tokens behind the accepted ones.
         rooms: for each row, the most tokens it may get.
 
     Returns:
-        What was decided, and bits of the models that gave no law, see [`check_laws`].
+        What was decided; for each row what is wrong with the target's scores up to there, see [`processors.faults`];
+        and whether the draft is broken.
     """
-    broken, drafted, gamma = block.broken, next_ids.new_zeros(len(next_ids), 0), block.scores.shape[2] - 1
+    token, width = decision.token, block.scores.shape[2]
+    assert token is not None
+    lawless = torch.zeros_like(token) if decision.lawless is None else decision.lawless
+    draft_broken, drafted = token.new_zeros(()), token.new_zeros(len(token), 0)
     if block.draft is not None:
-        broken, drafted = broken + 2 * block.draft.broken, block.draft.ids.flatten(1)
-    head = decision.num_accepted, decision.outcome, decision.lead, broken
-    accepted, outcomes, chains, bits, nexts, ids = read_columns(len(rooms), *head, next_ids, drafted)
-    tokens = [
-        [*own[chain * gamma :][:count], next_id][:room]
-        for own, chain, count, next_id, room in zip(ids, chains, accepted, nexts, rooms, strict=True)
-    ]
-    return Decided(accepted, outcomes, chains, tokens), bits[0]
+        draft_broken, drafted = block.draft.broken, block.draft.ids.flatten(1)
+    columns = decision.num_accepted, decision.outcome, decision.lead, lawless, draft_broken, token, drafted
+    *head, flaws = read_columns(len(rooms), *columns, block.faults.flatten(1))
+    decided, found = Decided([], head[1], head[2], [], []), []
+    for count, _, chain, flagged, _, next_id, ids, own, room in zip(*head, flaws, rooms, strict=True):
+        own = own[chain * width :][: count + 1]
+        first = next((place for place, fault in enumerate(own) if fault), None)
+        found.append(BROKEN * flagged if first is None else own[first])
+        decided.masked.append(found[-1] == MASKED)
+        count, ids = count if first is None else first, ids[chain * (width - 1) :]
+        decided.accepted.append(count)
+        decided.tokens.append([*ids[:count], *([next_id] if first is None else [])][:room])
+    return decided, found, bool(head[4][0])
 
 
 def read_columns(rows: int, *columns: torch.Tensor) -> list[list[Any]]:

@@ -46,7 +46,7 @@ class AnswerWriter:
         starts = {row: canvas.generated[row] for row in live}
         limits = [min(call.rules.room, self.context + 1 - length) for length in canvas.prompt_lengths]
         writing = [row for row in live if limits[row] > starts[row]]
-        draft = call.within(stats=self.stats)
+        draft, unknown = call.within(stats=self.stats), set[int]()
         if writing:
             cached = self.held(writing)
             self.model.cache.load(cached)
@@ -57,12 +57,14 @@ class AnswerWriter:
                 writing,
                 limits=limits,
                 keep_states=True,
+                pause_masked=True,
                 processors=self.processors,
             )
             state.prefill([held(states) for states in cached])
             self.run(state)
             self.take(state.target_states)
-        if any(row not in draft.hits for row in live):
+            unknown = state.masked  # there the target goes on
+        if any(row not in draft.hits and row not in unknown for row in live):
             warn_of_context(self.context)
         texts = canvas.shown[list(live), 0, canvas.prompt_width :].tolist()
         answers = []

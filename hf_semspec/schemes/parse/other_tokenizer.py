@@ -90,6 +90,7 @@ class TranslatingWriter(AnswerWriter):
             self.model,
             self._lookup(call, call.rows),
             limits=[limits[i] for i in writing],
+            pause_masked=True,
             processors=self.processors,
         )
         state.prefill([0] * call.batch)
@@ -98,7 +99,7 @@ class TranslatingWriter(AnswerWriter):
             first = call.canvas.prompt_width
             ids = call.canvas.shown[row, 0, first : first + call.canvas.generated[row]].tolist()
             text = self.own.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            answers[i] = text, ids[-1] in call.rules.eos_ids
+            answers[i] = text, ids[-1:] != [] and ids[-1] in call.rules.eos_ids
         return answers
 
     def _call(self, prompts: list[list[int]], room: int) -> CallState:

@@ -12,7 +12,7 @@ from ...engine.cache import RowStates, cut, held
 from ...engine.call import CallState
 from ...engine.draft import Draft
 from ...engine.model import CachedModel, Fed
-from ...engine.processors import Processors
+from ...engine.processors import Processors, faults
 from ...engine.request import Block, Decided
 from ...engine.rounds import Speculation
 from .rules import within_top_k
@@ -117,11 +117,13 @@ class Turn(Speculation):
         """Append what was decided."""
         queues = [self.dictated.get(row) for row in self.live]
         if any(queues):
-            token = self.next_token(decision).clone()
+            decision = self.drawn(decision)
+            assert decision.token is not None
+            token = decision.token.clone()
             for place, ids in enumerate(queues):
                 if ids:
                     token[place] = ids.pop(0)
-            decision = decision._replace(law=None, token=token)
+            decision = decision._replace(token=token)
         return super().commit(block, decision)
 
 
@@ -141,18 +143,19 @@ class Writing(Turn):
         self.features: torch.Tensor | None = None
 
     def commit(self, block: Block, decision: Acceptance) -> Decided:
-        """Append one token to each row."""
-        token = self.next_token(decision)
-        rows = torch.tensor(self.live, device=self.call.device)
+        """Append one token to each row that has a law."""
+        decision = self.drawn(decision)
+        assert decision.token is not None
+        rows, none = torch.tensor(self.live, device=self.call.device), block.faults[:, 0] > 0  # (rows,), (rows, 1)
         if block.log_p is not None:
-            own = block.log_p[:, 0, 0].gather(-1, token.unsqueeze(-1)).squeeze(-1)
+            own = block.log_p[:, 0, 0].gather(-1, decision.token.unsqueeze(-1)).masked_fill(none, 0.0).squeeze(-1)
             self.log_prob.index_add_(0, rows, own.double())
         if block.hidden is not None:
-            hidden = wide(block.hidden[:, -1].to(self.call.device))
+            hidden = wide(block.hidden[:, -1].to(self.call.device)).masked_fill(none, 0.0)
             if self.features is None:
                 self.features = hidden.new_zeros(self.call.batch, hidden.shape[-1])
             self.features.index_add_(0, rows, hidden)
-        return super().commit(block, decision._replace(law=None, token=token))
+        return super().commit(block, decision)
 
     def run(self, cached: Sequence[int]) -> None:
         """Feed what the model lacks of the rows, of which it holds `cached` tokens each, and write until none is
@@ -181,7 +184,7 @@ class Reading:
         evidence: what scorers look at.
         scores, logits: (rows, γ + 1, vocabulary) float32, processed and raw; `None` unless the caller wants them, or
             a trace the processed ones.
-        broken: () bool, whether the scores hold nan or a place without mass.
+        faults: (rows,) int64, the worst that is wrong with the scores of a row's own places.
     """
 
     ids: torch.Tensor
@@ -193,7 +196,7 @@ class Reading:
     evidence: Evidence
     scores: torch.Tensor | None
     logits: torch.Tensor | None
-    broken: torch.Tensor
+    faults: torch.Tensor
 
     def block(self, rows: list[int], draft: Draft, sampling: bool) -> Block:
         """What is to be committed of it, with the segments it was made of."""
@@ -202,7 +205,8 @@ class Reading:
             scores = self.first[:, None, :1].expand(-1, draft.ids.shape[2] + 1, -1)  # only their number is looked at
         logits = None if self.logits is None else self.logits.unsqueeze(1)
         choices = None if sampling else self.choices.unsqueeze(1)
-        return Block(rows, draft, scores.unsqueeze(1), logits, None, choices, None, self.broken)
+        flaws = self.faults[:, None, None].expand(-1, 1, scores.shape[1])
+        return Block(rows, draft, scores.unsqueeze(1), logits, None, choices, None, flaws)
 
 
 class Reader:
@@ -262,7 +266,7 @@ class Reader:
             Evidence(*(torch.stack(parts[name]).sum(dim=0) if name in parts else None for name in Evidence._fields)),
             torch.cat(parts["scores"], dim=1) if "scores" in parts else None,
             torch.cat(parts["logits"], dim=1) if "logits" in parts else None,
-            torch.stack(parts["broken"]).any(),
+            torch.stack(parts["faults"]).amax(dim=0),
         )
 
     def _part(
@@ -280,7 +284,7 @@ class Reader:
         t = torch.arange(at, at + size, device=call.device)
         drafted, real = t < numbers, t <= numbers  # (rows, size)
         peak, found["choices"] = scores.max(dim=-1)
-        found["broken"] = (~(peak > -torch.inf) & real).any()
+        found["faults"] = faults(peak).masked_fill(~real, 0).amax(dim=-1)
         found["first"] = scores[:, 0]
         found["holds_last"] = (numbers >= at) & (numbers < at + size)
         place = (numbers - at).clamp(min=0, max=size - 1).squeeze(1)

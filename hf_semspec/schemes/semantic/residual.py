@@ -9,7 +9,7 @@ from ...engine.acceptance import RESIDUAL
 from ...engine.call import CallState
 from ...engine.draft import NoDrafts
 from ...engine.misfits import check_laws
-from ...engine.processors import Processors
+from ...engine.processors import BROKEN, Processors
 from .reading import Evidence, Reader, RowShelf, Writing
 from .rules import acceptance_probability, residual_keep_probability, score_ratio
 from .scoring import Scorer
@@ -111,7 +111,7 @@ class Residual:
             scratch.within(), self.draft.model, self.processors, 0, scorer.needs_laws, scorer.needs_features
         )
         reading = reader(rows, counts, [self.draft.cached[row] for row in rows])
-        nan = [part.isnan().any() for part in reading.evidence if part is not None]
-        check_laws(2 * int(torch.stack(nan).any()), call.request)  # what the draft cannot write at all is no error
+        # What the draft cannot write at all is no error.
+        check_laws(2 * int((reading.faults == BROKEN).any()), call.request)
         ids = [row[:count] for row, count in zip(reading.ids.tolist(), counts, strict=True)]
         return ids, turn.evidence(rows), reading.evidence

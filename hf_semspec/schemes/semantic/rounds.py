@@ -83,7 +83,11 @@ class SegmentRounds:
         return [row for row in self.call.rows if self.phases[row] in phases]
 
     def write(self) -> Draft | None:
-        """DRAFT: every row in that phase gets a segment on the canvas, behind what it has; `None` if none has room."""
+        """DRAFT: every row in that phase gets a segment on the canvas, behind what it has; `None` if none has room.
+
+        A segment ends where the draft knows none of the ids that the processors leave; the target writes if that is at
+        once.
+        """
         call, canvas, config = self.call, self.call.canvas, self.config
         rows = self.rows_in(DRAFT)
         limits = [0] * call.batch
@@ -109,12 +113,13 @@ class SegmentRounds:
             limits=limits,
             pause=self._stops_drafting,
             keep_states=len(rows) > 1,
+            pause_masked=True,
             processors=self.processors,
             with_features=self.scorer.needs_features,
         )
         turn.run([self.draft.cached[row] for row in rows])
         self.draft.take(turn, turn.target_states, canvas.lengths(call.rows))
-        self.written, self.until = turn, limits
+        self.written, self.until, self.unfinished = turn, limits, turn.masked
         counts = [canvas.generated[row] - start for row, start in zip(rows, starts, strict=True)]
         for row, start in zip(rows, starts, strict=True):
             canvas.hold(row, start)
@@ -124,11 +129,13 @@ class SegmentRounds:
         return self.drafted[row].add(self.text(ids), len(ids))
 
     def _without_thoughts(self, rows: list[int], counts: list[int]) -> Draft | None:
-        """The drafted segments but those that end the reasoning, which the target is to do itself."""
+        """The drafted segments but empty ones and those that end the reasoning, which the target is to do itself."""
         call, canvas = self.call, self.call.canvas
         kept = []
         for row, count in zip(rows, counts, strict=True):
-            if self.drafted[row].thought_ended and self.residual is None:
+            if count == 0:
+                self.phases[row] = REVISE
+            elif self.drafted[row].thought_ended and self.residual is None:
                 call.clear(row, canvas.generated[row], canvas.generated[row] + count)
                 self.draft.roll_back(row, canvas.lengths([row])[0])
                 self._finish(row)
@@ -157,9 +164,13 @@ class SegmentRounds:
         counts = torch.tensor(reading.counts, device=call.device)
         uniforms = call.randomness.uniforms(len(counts)) if call.sampling else None
         by_score = accepted(score_ratio(*scores), uniforms, config.accept_floor, config.accept_ratio)
-        # Only with an exact residual is a segment here that ends the reasoning: it is drawn anew, too.
-        goes_on = [config.scorer != "none" and not self.drafted[row].thought_ended for row in self.rows_in(DRAFT)]
-        by_score = by_score & torch.tensor(goes_on, device=call.device)
+        # Only with an exact residual is a segment here that ends the reasoning: it is drawn anew, too. So is one that
+        # the draft could not finish: to the target that is no segment.
+        anew = [
+            self.drafted[row].thought_ended or (self.residual is not None and row in self.unfinished)
+            for row in self.rows_in(DRAFT)
+        ]
+        by_score = by_score & ~torch.tensor(anew, device=call.device) & (config.scorer != "none")
         ok = by_score if reading.top_k is None else by_score | reading.top_k
         self.records.judged(scores, by_score)
         kept = torch.zeros_like(counts)

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from ...engine.call import CallState
-from ...engine.processors import in_blocks
+from ...engine.processors import BROKEN, in_blocks
 from ...engine.request import Block
 from .weights import draw, token_log_probs
 
@@ -75,13 +75,14 @@ class Judged:
     def broken(self, log_weights: torch.Tensor) -> torch.Tensor:
         """Bits of the models that gave no law where one was needed, (); `log_weights` are what the round left."""
         scored, kept = self.scored, self.kept
-        limit = torch.minimum(kept, scored.drafted).unsqueeze(-1)
-        counted = torch.arange(scored.ids.shape[-1], device=kept.device) < limit
-        draft = (scored.log_q.isnan() & counted).any()
-        target = (scored.log_p.isnan() & ~scored.log_q.isnan() & counted).any()
-        at_end = (scored.last.isnan().any(dim=-1) & (kept > scored.drafted)).any()
+        flaws = scored.block.faults == BROKEN  # (rows, N, γ+1)
+        counted = torch.arange(flaws.shape[-1], device=kept.device) < kept.unsqueeze(-1)
+        drafted = counted[..., :-1] & (
+            torch.arange(flaws.shape[-1] - 1, device=kept.device) < scored.drafted.unsqueeze(-1)
+        )
+        draft = (scored.log_q.isnan() & drafted).any()
         nothing_left = (log_weights == -torch.inf).all(dim=-1).any()
-        return (target | at_end | nothing_left).long() + 2 * draft.long()
+        return ((flaws & counted).any() | nothing_left).long() + 2 * draft.long()
 
 
 class Ends:
