@@ -220,7 +220,7 @@ class Speculation:
         sources = [row - row % self.chains + chains[row // self.chains] for row in rows]
         low = min(self.call.canvas.lengths(self.live)) - num_drafted - 2
         for cache in (self.target.cache, *self.drafter.caches):
-            cache.copy_rows(sources, rows, max(low, 0), cache.end)
+            cache.copy_rows(sources, rows, max(low, 0), cache.planned.end)
 
     def _retire(self, news: Sequence[list[int]]) -> None:
         """Stream what is settled; rows that ended, or pause after their `news`, leave both models, their states kept
