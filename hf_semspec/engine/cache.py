@@ -5,6 +5,7 @@ used. A forward writes its block at explicit columns, in place, into buffers tha
 only a matter of which columns the next attention mask shows.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -304,6 +305,17 @@ def holds_enough(cache: Cache, visible: torch.Tensor) -> bool:
     lengths = visible.sum(dim=1)
     kept = {layer.keys.shape[2] for layer in cache.layers if layer.is_initialized} - {visible.shape[1]}
     return all(bool((visible[:, -width:].sum(dim=1) >= lengths.clamp(max=width)).all()) for width in kept)
+
+
+def rows_of(cache: Cache, rows: Sequence[int] | None = None) -> Cache:
+    """Those rows of a cache (all by default) as one of its own, which may grow without changing `cache`: its layers
+    put a new tensor in the place of the old one."""
+    other = copy.copy(cache)
+    other.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in other.layers:
+        if layer.is_initialized and rows is not None:
+            layer.keys, layer.values = layer.keys[list(rows)], layer.values[list(rows)]
+    return other
 
 
 def new_dynamic_cache(model: Any) -> DynamicCache:
