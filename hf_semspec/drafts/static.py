@@ -33,7 +33,7 @@ class StaticDraft(MappedModel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.cache.expect(self.cache.longest, CAPACITY)
+        self.cache.expect(self.cache.planned.longest, CAPACITY)
         self._step: _Step | None = None
 
     def _feed(
@@ -45,13 +45,13 @@ class StaticDraft(MappedModel):
         self.cache.plan(0, max(ends))
         columns = torch.tensor(ends, device=self.device).unsqueeze(1) - 1
         buffers = self._buffers()
-        if self._step is None or self._step.buffers is not buffers or buffers.shape[2] < self.cache.capacity:
+        if self._step is None or self._step.buffers is not buffers or buffers.shape[2] < self.cache.planned.capacity:
             self._step = None  # its memory first
             self._step = _Step(self, ids.to(self.device), columns)
         else:
             self._step.ids.copy_(ids)
             self._step.columns.copy_(columns)
-        logits = self._step()
+        logits = self._step(self)
         self._count(1, ids.numel(), time.perf_counter() - began)
         return Fed(logits, None)
 
@@ -61,8 +61,8 @@ class StaticDraft(MappedModel):
 
     def _forward_at(self, ids: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         """The forward over `ids` (rows, 1) at `columns` (rows, 1), against all columns of the cache."""
-        self.cache.plan(0, self.cache.capacity, columns)
-        mask = self.masks(columns, self.cache.capacity)
+        self.cache.plan(0, self.cache.planned.capacity, columns)
+        mask = self.masks(columns, self.cache.planned.capacity)
         return self._call(self.source, ids, mask, columns.clamp(max=self.last_position), 1).logits
 
 
@@ -71,27 +71,22 @@ class _Step:
 
     def __init__(self, draft: StaticDraft, ids: torch.Tensor, columns: torch.Tensor) -> None:
         self.ids, self.columns = ids.clone(), columns.clone()
-
-        def run() -> torch.Tensor:
-            return draft._forward_at(self.ids, self.columns)
-
-        self.run = run
         self.replay: Callable[[], None] | None = None
         if draft.device.type in CAPTURING:
             try:
-                self.replay, self.output = capture(run, draft.device)
+                self.replay, self.output = capture(lambda: draft._forward_at(self.ids, self.columns), draft.device)
             except RuntimeError as error:
                 raise ValueError(
                     f"compile_draft=True: a forward of {type(draft.model).__name__} could not be captured as a CUDA "
                     f"graph ({error}): leave compile_draft out"
                 ) from error
         else:
-            run()  # the buffers grow here if they have to
+            draft._forward_at(self.ids, self.columns)  # the buffers grow here if they have to
         self.buffers = draft._buffers()
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self, draft: StaticDraft) -> torch.Tensor:
         if self.replay is None:
-            return self.run()
+            return draft._forward_at(self.ids, self.columns)
         self.replay()
         return self.output.clone()
 

@@ -5,7 +5,9 @@ used. A forward writes its block at explicit columns, in place, into buffers tha
 only a matter of which columns the next attention mask shows.
 """
 
+import copy
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,22 +46,59 @@ def attention_windows(model: Any) -> dict[str, int | None]:
     return {name: window if name == "sliding_attention" else None for name in dict.fromkeys(layer_types)}
 
 
+@dataclass
+class Plan:
+    """Where the next forward's block goes. A cache and its layers share it, and do not know one another both ways: a
+    cache goes with the last reference to it, not when the collector comes by.
+
+    Args:
+        capacity: columns of the buffers.
+        longest: the most columns that text will need, where that is known.
+        start, end: the block's columns, or the first of them that any row takes, and the end of all that is shown.
+        columns: (batch, width) those of each row, where they are not the same for all.
+    """
+
+    capacity: int
+    longest: int = 0
+    start: int = 0
+    end: int = 0
+    columns: torch.Tensor | None = None
+    _slots: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def direct(self, start: int, end: int, columns: torch.Tensor | None) -> None:
+        """See [`RaggedCache.plan`]."""
+        self.start, self.end, self.columns = start, end, columns
+        self._slots.clear()
+        while self.capacity < end:
+            self.capacity *= 2
+            if self.capacity > self.longest >= end:
+                self.capacity = self.longest
+
+    def slots(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row (batch, 1) and column (batch, width) indices of the block on `device`."""
+        if device not in self._slots:
+            assert self.columns is not None
+            rows = torch.arange(len(self.columns), device=device).unsqueeze(1)
+            self._slots[device] = rows, self.columns.to(device)
+        return self._slots[device]
+
+
 class RaggedLayer(CacheLayerMixin):
-    """Keys and values of one layer, (batch, heads, capacity, head_dim), written at the columns its cache plans."""
+    """Keys and values of one layer, (batch, heads, capacity, head_dim), written where its cache's `plan` says."""
 
     is_compileable = False
     is_croppable = True
     is_sliding = False
 
-    def __init__(self, owner: "RaggedCache") -> None:
+    def __init__(self, planned: Plan) -> None:
         super().__init__()
-        self.owner = owner
+        self.planned = planned
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
         """Allocate buffers of the cache's capacity."""
         assert value_states is not None
         self.keys, self.values = (
-            states.new_zeros((*states.shape[:2], self.owner.capacity, states.shape[3]))
+            states.new_zeros((*states.shape[:2], self.planned.capacity, states.shape[3]))
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -68,19 +107,19 @@ class RaggedLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the planned block and return the states that its queries may see."""
-        owner, end = self.owner, self.owner.end
+        plan = self.planned
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.reserve(end)
+        self.reserve(plan.end)
         keys, values = self.keys, self.values
-        if owner.columns is None:
-            keys.narrow(2, owner.start, end - owner.start).copy_(key_states)
-            values.narrow(2, owner.start, end - owner.start).copy_(value_states)
+        if plan.columns is None:
+            keys.narrow(2, plan.start, plan.end - plan.start).copy_(key_states)
+            values.narrow(2, plan.start, plan.end - plan.start).copy_(value_states)
         else:
-            rows, columns = owner.slots(keys.device)
+            rows, columns = plan.slots(keys.device)
             keys[rows, :, columns] = key_states.transpose(1, 2)
             values[rows, :, columns] = value_states.transpose(1, 2)
-        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+        return keys.narrow(2, 0, plan.end), values.narrow(2, 0, plan.end)
 
     def reserve(self, end: int) -> None:
         """Make sure that columns up to `end` exist."""
@@ -88,17 +127,17 @@ class RaggedLayer(CacheLayerMixin):
             self.keys, self.values = self._grown(self.keys), self._grown(self.values)
 
     def _grown(self, states: torch.Tensor) -> torch.Tensor:
-        grown = states.new_zeros((*states.shape[:2], self.owner.capacity, states.shape[3]))
+        grown = states.new_zeros((*states.shape[:2], self.planned.capacity, states.shape[3]))
         grown[:, :, : states.shape[2]].copy_(states)
         return grown
 
     def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
         """Columns the planned block sees, and their offset."""
-        return self.owner.end, 0
+        return self.planned.end, 0
 
     def get_seq_length(self) -> int:
         """Columns before the planned block."""
-        return self.owner.start
+        return self.planned.start
 
     def get_max_length(self) -> int:
         """No limit."""
@@ -120,52 +159,35 @@ class RaggedCache(Cache):
     def __init__(self, batch: int, capacity: int = 64) -> None:
         super().__init__(layers=[])
         self.batch = batch
-        self.capacity = capacity
-        self.longest = 0
-        self.start = 0
-        self.end = 0
-        self.columns: torch.Tensor | None = None
-        self._slots: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.planned = Plan(capacity)
 
     def plan(self, start: int, end: int, columns: torch.Tensor | None = None) -> None:
         """Direct the next forward's block to columns [`start`, `end`) of every row, or to `columns` (batch, width) <
         `end`."""
-        self.start, self.end, self.columns = start, end, columns
-        self._slots.clear()
-        while self.capacity < end:
-            self.capacity *= 2
-            if self.capacity > self.longest >= end:
-                self.capacity = self.longest
+        self.planned.direct(start, end, columns)
 
     def expect(self, longest: int, capacity: int | None = None) -> None:
         """Size the buffers for a text of `longest` columns, beginning with `capacity`."""
-        self.longest = longest
-        self.capacity = self.capacity if capacity is None else min(capacity, longest)
-
-    def slots(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Row (batch, 1) and column (batch, width) indices of the planned block on `device`."""
-        if device not in self._slots:
-            assert self.columns is not None
-            rows = torch.arange(self.batch, device=device).unsqueeze(1)
-            self._slots[device] = rows, self.columns.to(device)
-        return self._slots[device]
+        self.planned.longest = longest
+        if capacity is not None:
+            self.planned.capacity = min(capacity, longest)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the planned block and return the states that its queries may see."""
         while len(self.layers) <= layer_idx:
-            self.layers.append(RaggedLayer(self))
+            self.layers.append(RaggedLayer(self.planned))
         states: tuple[torch.Tensor, torch.Tensor] = self.layers[layer_idx].update(key_states, value_states)
         return states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns before the planned block."""
-        return self.start
+        return self.planned.start
 
     def get_mask_sizes(self, query_length: int | torch.Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """Columns the planned block sees, and their offset."""
-        return self.end, 0
+        return self.planned.end, 0
 
     @property
     def is_filled(self) -> bool:
@@ -204,7 +226,7 @@ class RaggedCache(Cache):
         lengths = visible.sum(dim=1, keepdim=True)
         self.plan(0, width)
         for source in other.layers:
-            layer = RaggedLayer(self)
+            layer = RaggedLayer(self.planned)
             self.layers.append(layer)
             if not source.is_initialized:
                 continue
@@ -225,7 +247,7 @@ class RaggedCache(Cache):
         lengths = [held(states) for states in rows]
         self.plan(0, max(lengths))
         for index in range(max(len(states) for states in rows)):
-            layer = RaggedLayer(self)
+            layer = RaggedLayer(self.planned)
             self.layers.append(layer)
             for row, states in enumerate(rows):
                 pair = states[index] if states else None
@@ -239,9 +261,9 @@ class RaggedCache(Cache):
     @torch.inference_mode()
     def right_aligned(self, lengths: Sequence[int]) -> "RaggedCache":
         """A new cache with a row for each of `lengths`: so many columns of row 0, ending together."""
-        other, longest = RaggedCache(len(lengths), self.capacity), max(lengths)
+        other, longest = RaggedCache(len(lengths), self.planned.capacity), max(lengths)
         for layer in self.layers:
-            copy = RaggedLayer(other)
+            copy = RaggedLayer(other.planned)
             other.layers.append(copy)
             if layer.is_initialized:
                 copy.lazy_initialization(*(s.expand(len(lengths), -1, -1, -1) for s in (layer.keys, layer.values)))
@@ -285,6 +307,17 @@ def holds_enough(cache: Cache, visible: torch.Tensor) -> bool:
     return all(bool((visible[:, -width:].sum(dim=1) >= lengths.clamp(max=width)).all()) for width in kept)
 
 
+def rows_of(cache: Cache, rows: Sequence[int] | None = None) -> Cache:
+    """Those rows of a cache (all by default) as one of its own, which may grow without changing `cache`: its layers
+    put a new tensor in the place of the old one."""
+    other = copy.copy(cache)
+    other.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in other.layers:
+        if layer.is_initialized and rows is not None:
+            layer.keys, layer.values = layer.keys[list(rows)], layer.values[list(rows)]
+    return other
+
+
 def new_dynamic_cache(model: Any) -> DynamicCache:
     """An empty cache of the kind plain `generate` makes for `model`."""
     return DynamicCache(config=text_config(model))
@@ -309,16 +342,20 @@ def given_cache(model_kwargs: dict[str, Any]) -> Cache | None:
     return cache
 
 
-def paired_caches(own: Cache, crossed: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> EncoderDecoderCache:
-    """`own` for a decoder's attention to its text, beside the keys and values that it has of its encoder: one pair a
-    layer, none before the first forward."""
-    other = DynamicCache()
-    for index, (keys, values) in enumerate(crossed):
-        other.update(keys, values, index)
-    return EncoderDecoderCache(own, other)
+def crossed_cache(states: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> DynamicCache:
+    """What a decoder's layers have of the encoder: keys and values, one pair a layer, none before the first
+    forward."""
+    cache = DynamicCache()
+    for index, (keys, values) in enumerate(states):
+        cache.update(keys, values, index)
+    return cache
 
 
-def cross_states(cache: EncoderDecoderCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def paired_caches(own: Cache, crossed: DynamicCache) -> EncoderDecoderCache:
+    """`own` for a decoder's attention to its text, beside what it has of its encoder."""
+    return EncoderDecoderCache(own, crossed)
+
+
+def cross_states(crossed: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The keys and values of the encoder, one pair a layer."""
-    layers = cache.cross_attention_cache.layers
-    return [(layer.keys, layer.values) for layer in layers if layer.is_initialized]
+    return [(layer.keys, layer.values) for layer in crossed.layers if layer.is_initialized]

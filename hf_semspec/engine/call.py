@@ -15,7 +15,8 @@ from .outputs import DecodingStats, RowStats
 from .processors import CallRandomness
 from .recorder import Recorder
 from .request import Request
-from .results import Columns, ReturnedRows, build_cache, build_output
+from .results import Columns, ReturnedRows, build_output
+from .returned_cache import build_cache
 from .stopping import SettledStream, StopRules
 from .tokens import Canvas
 
@@ -188,13 +189,12 @@ class CallState:
         sequences = self.canvas.shown[places, list(returned.chains), : self.canvas.prompt_width + width].to(
             self.request.input_ids.device
         )
-        cache = None
-        if self.keep_cache:
-            visible = self.inputs.visible[places]
-            cache = build_cache(self.request.model, returned.states, visible, lengths, self.inputs.cache)
-            cache = target.source.complete(cache)
         self.stream.advance(sequences, sequences.shape[1])
         self.stream.end()
+        cache = caller = self.inputs.cache if self.keep_cache else None
+        built = build_cache(target, self.sources, self.inputs, returned, sequences) if self.keep_cache else None
+        if built is not None and caller is None:
+            cache = target.source.complete(built)
         stats = self.stats
         stats.target_forwards, stats.target_tokens = target.forwards, target.tokens
         stats.target_seconds = target.seconds
@@ -202,9 +202,11 @@ class CallState:
             stats.draft_forwards, stats.draft_tokens = draft.forwards, draft.tokens
             stats.draft_seconds = draft.seconds
         stats.total_seconds = time.perf_counter() - self.began
-        if not self.request.generation_config.return_dict_in_generate:
-            return sequences, stats
-        output = build_output(sequences, returned.scores.upto(width), returned.logits.upto(width), cache, stats)
-        if self.trace is not None:
-            output.trace = self.trace.finish(stats.scheme, self.request.settings, self.inputs.texts, lengths)
+        output: Any = sequences
+        if self.request.generation_config.return_dict_in_generate:
+            output = build_output(sequences, returned.scores.upto(width), returned.logits.upto(width), cache, stats)
+            if self.trace is not None:
+                output.trace = self.trace.finish(stats.scheme, self.request.settings, self.inputs.texts, lengths)
+        if built is not None and caller is not None:
+            caller.layers = built.layers  # nothing can fail any more
         return output, stats

@@ -143,6 +143,10 @@ class Sources:
         returned = bool(self.request.generation_config.return_dict_in_generate)
         return self._encoded(self.request.model, self.hidden, returned)
 
+    def of_rows(self, rows: list[int]) -> Source | None:
+        """For the same model with `rows` alone, whose prompts a cache holds."""
+        return None if self.hidden is None else self._encoded(self.request.model, self.hidden).part(rows)
+
     def of_draft(self) -> Source | None:
         """For the draft model, whose own encoder runs here, once; `None` for text alone."""
         if self.images:

@@ -45,6 +45,11 @@ class Inputs:
     only_suffix: bool
 
     @property
+    def held(self) -> int:
+        """Columns of that cache."""
+        return 0 if self.cache is None else int(self.cache.get_seq_length())
+
+    @property
     def texts(self) -> list[list[int]]:
         """The ids of each row, without padding."""
         if self.mask is None:

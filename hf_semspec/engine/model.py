@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.nn import functional
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ..common.warn_once import warn_once
 from ..common.wrappers import forward_parameters
-from .cache import RaggedCache, attention_windows, cache_argument, text_config
+from .cache import Cache, RaggedCache, attention_windows, cache_argument, text_config
 from .masks import Masks, Slots, padding_mask
 from .sources import Source
 
@@ -147,6 +147,16 @@ class CachedModel:
         positions = starts + torch.arange(width, device=self.device)
         mask = padding_mask(longest - starts, longest + width)
         return self._run(cut, ids, mask, positions, 1).logits[:, -1]
+
+    def feed_padded(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache) -> None:
+        """Run one forward as plain decoding does, over rows in the caller's layout.
+
+        Args:
+            ids, positions: (batch, width) int64.
+            mask: (batch, columns) int64 over what `cache` holds and `ids`, 1 for a token.
+            cache: a cache of transformers' own, which is extended.
+        """
+        self._run(Source(cast(Any, cache)), ids, mask.to(self.device), positions.to(self.device), 1)
 
     def count(self, other: "CachedModel") -> None:
         """Count the forwards of `other` among its own."""

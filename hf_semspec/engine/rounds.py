@@ -227,7 +227,7 @@ class Speculation:
         sources = [row - row % self.chains + chains[row // self.chains] for row in rows]
         low = min(self.call.canvas.lengths(self.live)) - num_drafted - 2
         for cache in (self.target.cache, *self.drafter.caches):
-            cache.copy_rows(sources, rows, max(low, 0), cache.end)
+            cache.copy_rows(sources, rows, max(low, 0), cache.planned.end)
 
     def _retire(self, news: Sequence[list[int]]) -> None:
         """Stream what is settled; rows that ended, or pause after their `news`, leave both models, their states kept
@@ -248,8 +248,10 @@ class Speculation:
                 row, length = self.live[i], self.call.lengths(self.live)[i]
                 self.target_states[row] = self.target.cache.rows(i * self.chains, length - 1)
                 self.draft_states[row] = self.drafter.states(i)
-        if leaving and self.call.keep_cache:
-            self._keep_for_output(leaving)
+        if self.call.keep_cache:
+            for i in leaving:
+                row = self.live[i]
+                self.call.keep(row, self.target.cache.rows(i * self.chains, self.call.lengths([row])[0] - 1))
         self.keep(staying)
 
     def keep(self, staying: list[int]) -> None:
@@ -258,28 +260,6 @@ class Speculation:
         if staying:
             self.target.cache.select([i * self.chains + chain for i in staying for chain in range(self.chains)])
             self.drafter.select(staying)
-
-    def _keep_for_output(self, leaving: list[int]) -> None:
-        """Copy out what the returned cache needs of the rows that leave."""
-        lengths, generated = self.call.lengths(self.live), self.call.canvas.generated
-        uneven = len(self.call.hits) < self.call.batch or any(generated[row] < max(generated) for row in self.live)
-        ends = [length for length in lengths for _ in range(self.chains)]
-        last = self.call.canvas.read(self.live, 1, 0) if self.call.rows_end_alone and uneven else None
-        states = self.target_rows([i * self.chains for i in leaving], ends, last)
-        for i, held in zip(leaving, states, strict=True):
-            self.call.keep(self.live[i], held)
-
-    def target_rows(self, places: list[int], ends: list[int], last: torch.Tensor | None) -> list[RowStates]:
-        """What a returned cache needs of the rows `places` of the target's cache, of `ends` tokens each.
-
-        Args:
-            ends: of all rows of the target.
-            last: (rows of the target, 1) the tokens that end them, to be fed first: in a batch, plain `generate`'s
-                cache has the last token of a shorter row; `None` where it has not.
-        """
-        if last is not None:
-            self.target.feed(last, ends, keep=1)
-        return [self.target.cache.rows(place, ends[place] - (last is None)) for place in places]
 
     def output(self, returned: ReturnedRows | None = None) -> tuple[Any, DecodingStats]:
         """What `generate` returns, see [`CallState.output`], and the statistics with the forwards of both models."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from .cache import Cache, RaggedCache, RaggedLayer, cross_states, paired_caches
+from .cache import Cache, RaggedCache, RaggedLayer, cross_states, crossed_cache, paired_caches
 from .masks import aligned_mask
 
 Positions = Literal["given", "relative", "counted"]
@@ -99,18 +99,19 @@ class Encoded(Source):
         if self.positions == "given":
             given["decoder_position_ids" if self.nested else "position_ids"] = positions
         given["encoder_outputs"] = BaseModelOutput(last_hidden_state=self.cache.hidden)
-        given[cache_name] = self.cache.pair
+        given[cache_name] = paired_caches(self.cache, self.cache.crossed)
         return given
 
     def complete(self, cache: Cache) -> Cache:
         """`cache` beside what the first rows of the decoder had of the encoder."""
-        return paired_caches(cache, self.cache.first or cross_states(self.cache.pair))
+        crossed = self.cache.crossed
+        return paired_caches(cache, crossed_cache(self.cache.first or cross_states(crossed)))
 
     def align(self, shifts: list[int], width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """As [`Source.align`]."""
         moved = torch.tensor(shifts, device=device)
         self.cache.show_aligned(moved)
-        return aligned_mask(moved, width, self.cache.end, dtype)
+        return aligned_mask(moved, width, self.cache.planned.end, dtype)
 
     def part(self, rows: list[int]) -> "Encoded":
         """As [`Source.part`]."""
@@ -136,7 +137,7 @@ class CrossCache(RaggedCache):
         super().__init__(len(hidden), capacity)
         self.hidden = hidden
         self.mask = mask
-        self.pair = paired_caches(self, [])
+        self.crossed = crossed_cache([])
         self.keeps_first = keeps_first
         self.first: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._order: torch.Tensor | None = None
@@ -148,7 +149,7 @@ class CrossCache(RaggedCache):
 
     def show_aligned(self, shifts: torch.Tensor) -> None:
         """Show the planned forward every row moved `shifts` (batch,) columns to the right."""
-        columns = torch.arange(self.end, device=shifts.device)
+        columns = torch.arange(self.planned.end, device=shifts.device)
         self._order = (columns - shifts.unsqueeze(1)).clamp(min=0)[:, None, :, None]
 
     def update(
@@ -165,22 +166,21 @@ class CrossCache(RaggedCache):
     def select(self, rows: list[int]) -> None:
         """Keep `rows` (indices into the batch, repeats allowed) in that order; frees the others."""
         super().select(rows)
-        crossed = cross_states(self.pair)
+        crossed = cross_states(self.crossed)
         if self.keeps_first:
             self.first = self.first or crossed
-        self.hidden, self.mask, crossed = self._chosen(rows)
-        self.pair = paired_caches(self, crossed)
+        self.hidden, self.mask, self.crossed = self._chosen(rows)
 
     def part(self, rows: list[int]) -> "CrossCache":
         """A cache of its own with copies of `rows`."""
         hidden, mask, crossed = self._chosen(rows)
-        other = CrossCache(hidden, mask, self.capacity)
+        other = CrossCache(hidden, mask, self.planned.capacity)
         for layer in self.layers:
-            copied = RaggedLayer(other)
+            copied = RaggedLayer(other.planned)
             copied.keys, copied.values, copied.is_initialized = layer.keys, layer.values, layer.is_initialized
             other.layers.append(copied)
         RaggedCache.select(other, rows)
-        other.pair = paired_caches(other, crossed)
+        other.crossed = crossed
         return other
 
     def take_back(self, rows: list[int], part: RaggedCache, start: int, end: int) -> None:
@@ -193,9 +193,10 @@ class CrossCache(RaggedCache):
                 own.keys[rows, :, start:end] = layer.keys[:, :, start:end]
                 own.values[rows, :, start:end] = layer.values[:, :, start:end]
 
-    def _chosen(self, rows: list[int]) -> tuple[Any, Any, list[tuple[torch.Tensor, torch.Tensor]]]:
+    def _chosen(self, rows: list[int]) -> tuple[Any, Any, Any]:
         def chosen(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.index_select(0, torch.tensor(rows, device=tensor.device))
 
         mask = None if self.mask is None else chosen(self.mask)
-        return chosen(self.hidden), mask, [(chosen(k), chosen(v)) for k, v in cross_states(self.pair)]
+        crossed = crossed_cache([(chosen(keys), chosen(values)) for keys, values in cross_states(self.crossed)])
+        return chosen(self.hidden), mask, crossed

@@ -101,13 +101,6 @@ class Canvas:
         for canvas in (self.shown,) if self._read is self.shown else (self.shown, self._read):
             canvas[rows, chains, self.prompt_width : width] = canvas[rows, sources, self.prompt_width : width]
 
-    def last_tokens(self, live: Sequence[int], generated: torch.Tensor) -> torch.Tensor:
-        """The token that ends each chain of the rows `live` if it has `generated` (len(live), chains) new ones, of the
-        same shape."""
-        rows = torch.tensor(live, device=self._read.device)
-        columns = (self.prompt_width - 1 + generated).unsqueeze(-1)
-        return self._read[rows].gather(2, columns).squeeze(-1)
-
     def _at(self, canvas: torch.Tensor, live: Sequence[int], first: int, last: int) -> torch.Tensor:
         widths = self.widths(live)
         if self._in_step(live, widths):

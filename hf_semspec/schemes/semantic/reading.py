@@ -31,6 +31,11 @@ class Evidence(NamedTuple):
     log_prob: torch.Tensor | None
     features: torch.Tensor | None
 
+    def of(self, rows: Sequence[int]) -> "Evidence":
+        """That of `rows` alone, which are places in these."""
+        index = list(rows)
+        return Evidence(*(None if part is None else part[index] for part in self))
+
 
 class RowShelf:
     """Which rows a model's cache holds, in order, and what it held of the rows that wait.
@@ -168,7 +173,7 @@ class Writing(Turn):
 
     def evidence(self, rows: Sequence[int]) -> Evidence:
         """Of what it has written in `rows`."""
-        return Evidence(self.log_prob[rows], None if self.features is None else self.features[rows])
+        return Evidence(self.log_prob, self.features).of(rows)
 
 
 @dataclass

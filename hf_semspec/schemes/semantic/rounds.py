@@ -119,7 +119,7 @@ class SegmentRounds:
         )
         turn.run([self.draft.cached[row] for row in rows])
         self.draft.take(turn, turn.target_states, canvas.lengths(call.rows))
-        self.written, self.until, self.unfinished = turn, limits, turn.masked
+        self.written, self.until, self.unfinished = turn.evidence(call.rows), limits, turn.masked
         counts = [canvas.generated[row] - start for row, start in zip(rows, starts, strict=True)]
         for row, start in zip(rows, starts, strict=True):
             canvas.hold(row, start)
@@ -156,7 +156,7 @@ class SegmentRounds:
 
     def scores(self, reading: Reading) -> tuple[torch.Tensor, torch.Tensor]:
         """P̂ and Q̂ of each drafted segment, (rows,), linear."""
-        return self.scorer(reading.counts, reading.evidence, self.written.evidence(self.rows_in(DRAFT)))
+        return self.scorer(reading.counts, reading.evidence, self.written.of(self.rows_in(DRAFT)))
 
     def judge(self, reading: Reading, scores: tuple[torch.Tensor, torch.Tensor]) -> Acceptance:
         """Which segments stand, how many tokens of the others do, and the law of the token that follows."""

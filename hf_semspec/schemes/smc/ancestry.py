@@ -151,11 +151,6 @@ class Returns:
         """(prompt, slot, new tokens) of every row to be returned so far, prompt by prompt."""
         return [(row, slot, self.lengths[row][slot]) for row in sorted(self.slots) for slot in self.slots[row]]
 
-    def ragged(self, others: bool) -> bool:
-        """Whether a row to be returned may be shorter than another; `others` are still open."""
-        lengths = {length for _, _, length in self.chosen}
-        return others or len(lengths) > 1
-
     def rows(self, copies: int) -> torch.Tensor:
         """(rows, columns) of text as far as it is settled: of prompts that are open, any particle's."""
         places = [(row, slot) for row in range(len(self.lengths)) for slot in self.slots.get(row, [0] * copies)]

@@ -232,7 +232,7 @@ class Particles:
         if leaving:
             self._select(leaving)
             if self.call.keep_cache:
-                self._keep_states(leaving, bool(staying))
+                self._keep_states(leaving)
         if self.call.stream.streamer is not None and staying:
             settled = min(min(found.settled[i], *found.lengths[i]) for i in staying)
             self.call.stream.advance(self.returns.rows(self.copies), self.canvas.prompt_width + settled)
@@ -253,17 +253,14 @@ class Particles:
         evidence = self.log_evidence[index] + log_mean_weight(weights)
         self.returns.put([self.live[i] for i in leaving], chosen, weights, evidence)
 
-    def _keep_states(self, leaving: list[int], others: bool) -> None:
+    def _keep_states(self, leaving: list[int]) -> None:
         """Copy out what the returned cache needs of the particles to be returned."""
-        offsets, prompts, returns = self.call.offsets, self.canvas.prompt_lengths, self.returns
-        ends = [offsets[row] + prompts[row] + length for row in self.live for length in returns.lengths[row]]
-        last = None
-        if returns.ragged(others):
-            last = self.canvas.last_tokens(self.live, self.new_tokens).view(-1, 1)
-        kept = [(i, slot) for i in leaving for slot in returns.slots[self.live[i]]]
-        states = self.rounds.target_rows([i * self.number + slot for i, slot in kept], ends, last)
-        for (i, slot), held in zip(kept, states, strict=True):
-            returns.keep(self.live[i], slot, held)
+        for i in leaving:
+            row, cache = self.live[i], self.rounds.target.cache
+            before = self.call.offsets[row] + self.canvas.prompt_lengths[row] - 1
+            for slot in self.returns.slots[row]:
+                held = cache.rows(i * self.number + slot, before + self.returns.lengths[row][slot])
+                self.returns.keep(row, slot, held)
 
     def output(self) -> tuple[Any, DecodingStats]:
         """What `generate` returns (the ids, or a `SemSpecOutput` with the particles), and the statistics."""
