@@ -17,7 +17,9 @@ def count(kind: str, name: str, limit: int, lengths: tuple[int, ...], **fields: 
     draft = draft_of(target, name)
     inputs = prompts(lengths)
     with pytest.MonkeyPatch.context() as patch, HostReads(patch, target, draft) as reads:
-        output = assisted(target, draft, inputs, kind, max_new_tokens=limit, return_dict_in_generate=True, **fields)
+        # Without a cache to return, every forward is a round: the padding of one is fed at the end.
+        fields = {"max_new_tokens": limit, "return_dict_in_generate": True, "use_cache": False, **fields}
+        output = assisted(target, draft, inputs, kind, **fields)
     # A token that the draft of parse or semantic writes alone is a round of its own.
     alone = {"parse": limit, "semantic": output.stats.draft_forwards}.get(kind, 0)
     return reads.count, output.stats.target_forwards + alone, reads.where
@@ -41,7 +43,9 @@ def test_one_host_read_a_round(kind: str, lengths: tuple[int, ...], fields: dict
     short, few, _ = count(kind, "near", 12, lengths, **fields)
     long, many, where = count(kind, "near", 48, lengths, **fields)
     assert many > few
-    assert long - short <= many - few, where
+    # What is returned of a prompt's particles is chosen by one read more where the prompt leaves.
+    leaving = len(lengths) - 1 if kind == "smc" else 0
+    assert long - short <= many - few + leaving, where
 
 
 @pytest.mark.parametrize("kind", ["ngram", "ngram+model", "foreign"])
