@@ -247,7 +247,7 @@ class ChainGenerator(Drafter, CandidateGenerator):
             ValueError: the draft's logits hold nan or +inf.
         """
         length = input_ids.shape[1]
-        canvas = Canvas(input_ids.to(self.device), None, self.chains, 0, self.length.pick())
+        canvas = Canvas(input_ids.to(self.device), None, self.chains, 0, self.length.pick(), self.decoder.vocabulary)
         if self._fed is not None:
             same = min(self.filled[0], length - 1)
             differs = (self._fed[0, :same] != canvas.shown[0, 0, :same]).nonzero()

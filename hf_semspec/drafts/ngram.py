@@ -78,7 +78,7 @@ class NGramGenerator(Drafter, CandidateGenerator):
     def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
         """Put what `plan` found on `canvas`, behind the tokens of the rows `live`."""
         num_tokens = max(counts)
-        filled = [ids + [canvas.pad] * (num_tokens - len(ids)) for ids in self.found]
+        filled = [ids + [canvas.filler] * (num_tokens - len(ids)) for ids in self.found]
         ids = torch.tensor(filled, device=self.device).unsqueeze(1)  # (rows, 1, γ)
         limits = torch.tensor(counts, device=self.device)[:, None, None]
         valid = torch.arange(num_tokens, device=self.device) < limits
@@ -148,7 +148,7 @@ class NGramFirst(Drafter):
     ) -> Draft:
         device, width = found.ids.device, max(counts)
         rows = torch.tensor(looked_up, device=device)[:, None, None]
-        ids = torch.where(rows, _widened(found.ids, width, canvas.pad), _widened(drafted.ids, width, canvas.pad))
+        ids = torch.where(rows, _widened(found.ids, width, canvas.filler), _widened(drafted.ids, width, canvas.filler))
         limits = torch.tensor(counts, device=device)[:, None, None]
         valid = torch.arange(width, device=device) < limits
         if drafted.valid is not None:

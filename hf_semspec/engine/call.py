@@ -45,7 +45,7 @@ class CallState:
         self.rules = StopRules(request.criteria, width, config.max_length)
         self.stream = SettledStream(request.streamer, width)
         pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-        self.canvas = Canvas(inputs.ids, inputs.mask, chains, pad, min(self.rules.room, 1024) + 64)
+        self.canvas = Canvas(inputs.ids, inputs.mask, chains, pad, min(self.rules.room, 1024) + 64, self.vocabulary)
         wanted = bool(config.return_dict_in_generate)
         self.scores = Columns(batch, wanted and bool(config.output_scores))
         self.logits = Columns(batch, wanted and bool(config.output_logits))

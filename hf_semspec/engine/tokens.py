@@ -17,13 +17,22 @@ class Canvas:
         chains (`int`): chains of drafts a row.
         pad (`int`): id that fills what holds no token.
         room (`int`): new tokens to make space for at first.
+        vocabulary (`int`): how many ids the target has. A pad id that is none of them is shown, but never read:
+            `filler` takes its place.
     """
 
     def __init__(
-        self, input_ids: torch.Tensor, visible: torch.Tensor | None, chains: int, pad: int, room: int
+        self,
+        input_ids: torch.Tensor,
+        visible: torch.Tensor | None,
+        chains: int,
+        pad: int,
+        room: int,
+        vocabulary: int,
     ) -> None:
         batch, self.prompt_width = input_ids.shape
         self.pad = pad
+        self.filler = pad if 0 <= pad < vocabulary else 0
         self.generated = [0] * batch
         self.shown = self._filled(input_ids, chains, room)
         self.prompt_lengths = [self.prompt_width] * batch
@@ -74,8 +83,8 @@ class Canvas:
     def read(self, live: Sequence[int], back: int, ahead: int) -> torch.Tensor:
         """The last `back` tokens of the rows `live` and the `ahead` ids drafted after them: (len(live) * chains, back
         + ahead)."""
-        ids = self._at(self._read, live, -back, ahead)
-        return ids.reshape(-1, back + ahead)
+        ids = self._at(self._read, live, -back, ahead).reshape(-1, back + ahead)
+        return ids if self.filler == self.pad else ids.masked_fill(ids == self.pad, self.filler)
 
     def texts(self, live: Sequence[int]) -> list[list[int]]:
         """The ids of the rows `live`, of their first chain, without padding; one host read."""

@@ -199,14 +199,14 @@ class Judge:
         self, live: Sequence[int], starts: Sequence[int], ends: Sequence[int], text: int, suffixes: list[int]
     ) -> torch.Tensor:
         """(rows, width) ids: each row's text from its first column on, filling, and the copies."""
-        device, pad = self.call.device, self.call.canvas.pad
+        device, filler = self.call.device, self.call.canvas.filler
         copies = torch.tensor(suffixes, device=device).expand(len(live), -1)
         if not text:
             return copies
         counts = torch.tensor([[end - start] for start, end in zip(starts, ends, strict=True)], device=device)
         place = torch.arange(text, device=device).expand(len(live), -1)
         ids = self.call.canvas.read(live, text, 0).gather(1, (place + text - counts).clamp(max=text - 1))
-        return torch.cat([torch.where(place < counts, ids, pad), copies], dim=1)
+        return torch.cat([torch.where(place < counts, ids, filler), copies], dim=1)
 
     def _feed(self, ids: torch.Tensor, slots: Slots, keep: list[int]) -> torch.Tensor:
         """Logits (rows, len(keep), vocabulary), in as many forwards as `max_packed_tokens` asks for."""

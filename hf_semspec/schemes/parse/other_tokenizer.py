@@ -107,7 +107,8 @@ class TranslatingWriter(AnswerWriter):
         request, width = self.call.request, max(len(ids) for ids in prompts)
         config = copy.copy(request.generation_config)
         config.max_length, config.return_dict_in_generate = width + room, False
-        pad = self.own.pad_token_id if self.own.pad_token_id is not None else 0
+        pad = self.own.pad_token_id
+        pad = pad if pad is not None and pad < self.vocabulary else 0
         config._pad_token_tensor = torch.tensor(pad)
         ids = torch.tensor([[pad] * (width - len(own)) + own for own in prompts])
         mask = torch.tensor([[0] * (width - len(own)) + [1] * len(own) for own in prompts])
