@@ -1,5 +1,6 @@
 """Warnings that are said once a process."""
 
+import logging
 import threading
 import warnings
 
@@ -7,13 +8,23 @@ _lock = threading.Lock()
 _said: set[str] = set()
 
 
-def warn_once(message: str) -> None:
-    """Warn with `message` (a `UserWarning`) unless this process has said it before."""
+def warn_once(message: str, late: bool = False) -> None:
+    """Warn with `message` (a `UserWarning`) unless this process has said it before.
+
+    Args:
+        late (`bool`): there is work that an error would lose: where a filter makes an error of the warning, it is
+            logged instead.
+    """
     with _lock:
         if message in _said:
             return
         _said.add(message)
-    warnings.warn(message, UserWarning, stacklevel=3)
+    try:
+        warnings.warn(message, UserWarning, stacklevel=3)
+    except UserWarning:
+        if not late:
+            raise
+        logging.getLogger("hf_semspec").warning(message)
 
 
 def forget() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..engine.model import Fed, MappedModel, has_adapting_rope, is_hooked, takes_masks
+from ..engine.hooks import is_hooked
+from ..engine.model import Fed, MappedModel, has_adapting_rope, takes_masks
 from ..engine.sources import Source
 
 # Columns to begin with: each time the cache doubles, its buffers move and the forward is captured anew.

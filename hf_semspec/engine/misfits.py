@@ -37,10 +37,12 @@ def warn_of_low_acceptance(stats: DecodingStats, request: Request) -> None:
         enough = LOW_ACCEPTANCE_SEGMENTS
     if tested >= enough and rate < LOW_ACCEPTANCE:
         draft, target = describe_model(request.draft), describe_model(request.model)
+        right = "the output is right but " if request.scheme.name == "lossless" else ""
         warn_once(
-            f"fewer than {LOW_ACCEPTANCE:.0%} of the {what} drafted by {draft} were accepted by {target}: the "
-            "output is right but nothing is gained; check that both were trained on the same tokenizer and chat "
-            "template, and that quantization has not broken the draft"
+            f"fewer than {LOW_ACCEPTANCE:.0%} of the {what} drafted by {draft} were accepted by {target}: {right}"
+            "nothing is gained; check that both were trained on the same tokenizer and chat template, and that "
+            "quantization has not broken the draft",
+            late=True,
         )
 
 

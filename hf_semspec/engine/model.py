@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from ..common.warn_once import warn_once
 from ..common.wrappers import forward_parameters
 from .cache import Cache, RaggedCache, attention_windows, cache_argument, text_config
+from .hooks import call_for_hidden, is_hooked
 from .masks import Masks, Slots, padding_mask
 from .sources import Source
 
@@ -208,11 +209,9 @@ class CachedModel:
         if self.keeps_logits and (not isinstance(keep, int) or keep < ids.shape[1]):
             arguments["logits_to_keep"] = keep
         arguments = source.arguments(arguments, self.cache_name)
-        if with_hidden:
-            arguments["output_hidden_states"] = True
         with torch.inference_mode() if self.inference_mode else torch.no_grad():
-            output = self.model(**arguments)
-        return Fed(output.logits, output.hidden_states[-1] if with_hidden else None)
+            output, hidden = call_for_hidden(self.model, arguments) if with_hidden else (self.model(**arguments), None)
+        return Fed(output.logits, hidden)
 
     def _columns(self, ends: Sequence[int], width: int, uniform: bool) -> torch.Tensor:
         if uniform:
@@ -281,7 +280,8 @@ def warn_of_context(context: int) -> None:
     """One warning that the draft has been outgrown."""
     warn_once(
         f"the text has outgrown the draft's context of {context} tokens: rows past it are decoded without drafts "
-        "from there on"
+        "from there on",
+        late=True,
     )
 
 
@@ -303,23 +303,6 @@ def keeps_no_tensors(model: Any) -> bool:
         and getattr(model, "hf_quantizer", None) is None
         and not is_hooked(model)
         and not has_adapting_rope(model)
-    )
-
-
-CAPTURING = "transformers.utils.output_capturing"
-
-
-def is_hooked(model: Any) -> bool:
-    """Whether any module runs hooks, accelerate's (offloading, several devices) included.
-
-    Those by which transformers takes hidden states out of a model, if it was ever asked for them, do not count: they
-    stay, and do nothing while nobody asks.
-    """
-    return any(
-        hasattr(module, "_hf_hook")
-        or module._forward_pre_hooks
-        or any(getattr(hook, "__module__", "") != CAPTURING for hook in module._forward_hooks.values())
-        for module in model.modules()
     )
 
 

@@ -2,11 +2,12 @@
 one."""
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 
 
 class StopRules:
@@ -31,6 +32,12 @@ class StopRules:
         other = copy.copy(self)
         other.called = []
         return other
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether `max_time` is over, for whoever works on without committing anything."""
+        limits = [c for c in self.called if isinstance(c, MaxTimeCriteria)]
+        return any(time.time() - limit.initial_timestamp > limit.max_time for limit in limits)
 
     def cut(
         self,
@@ -76,6 +83,20 @@ class StopRules:
         for criterion in self.called:
             verdict = verdict | torch.as_tensor(criterion(ids, scores), device=ids.device)
         return [bool(flag) for flag in verdict.tolist()]
+
+
+class OneEnd:
+    """The caller's streamer, which hears of the end once, whatever comes of it."""
+
+    def __init__(self, streamer: Any) -> None:
+        self.put = streamer.put
+        self._end: Any = streamer.end
+
+    def end(self) -> None:
+        """Hand it on, the first time."""
+        end, self._end = self._end, None
+        if end is not None:
+            end()
 
 
 class SettledStream:

@@ -1,6 +1,7 @@
 """The seam in transformers: one generation mode, one method, four narrow wrappers that hand on every call that is
 not ours."""
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from ..configuration import scheme_from_dict
 from ..engine.encoders import RAW_IMAGES, raw_images
 from ..engine.outputs import open_records, publish
 from ..engine.request import Request
+from ..engine.stopping import OneEnd
 from ..schemes.table import SCHEMES
 from .options import check_options
 from .pipelines import load_assistant
@@ -125,7 +127,7 @@ def _semspec_decoding(
         input_ids=input_ids,
         processors=logits_processor,
         criteria=stopping_criteria,
-        streamer=streamer,
+        streamer=None if streamer is None else OneEnd(streamer),
         model_kwargs=model_kwargs,
         tokenizer=tokenizer,
         assistant_tokenizer=assistant_tokenizer,
@@ -135,8 +137,9 @@ def _semspec_decoding(
     try:
         output, stats = SCHEMES[scheme.name].decode(request)
     except BaseException:
-        if streamer is not None:
-            streamer.end()
+        if request.streamer is not None:
+            with contextlib.suppress(Exception):  # what went wrong first is what is told
+                request.streamer.end()
         raise
     if request.trace:
         output.trace.stats, output.trace.tokenizer = stats.to_dict(), tokenizer

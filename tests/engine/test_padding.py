@@ -9,7 +9,7 @@ from transformers import DynamicCache, PreTrainedModel
 from tests.encoder_models import encoder_decoder, one_of
 from tests.encoder_models import sources as sources_of
 from tests.helpers import CACHE, EXACT, WEAK_DRAFTS, assisted, cache_of, new_tokens, plain, plain_rows, states
-from tests.models import PAD, draft_of, prompts, tiny
+from tests.models import PAD, draft_of, prompts, tiny, tokenizer
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
 
@@ -122,3 +122,33 @@ def test_rows_of_an_encoder_decoder_that_end_apart(family: str, kind: str) -> No
     expected = plain(target, inputs, **fields)
     assert torch.equal(output.sequences, expected.sequences)
     same(cache_of(output).self_attention_cache, cache_of(expected).self_attention_cache)
+
+
+@pytest.mark.parametrize("fields", [{"revise_with": None}, {}])
+@pytest.mark.parametrize("redrafts", [1, 4])
+def test_rows_that_pause_for_another_draft(redrafts: int, fields: dict[str, Any]) -> None:
+    """A row of `parse` that ends after its neighbour has paused; some rows pause many times, some not at all."""
+    target, inputs = tiny("llama", 1, attention="sdpa"), prompts(LENGTHS, seed=2)
+    fields = {**fields, "max_redrafts": redrafts, "segment_tokens": 3, **ends(target, inputs)}
+    output = assisted(target, draft_of(target, "near"), inputs, "parse", return_dict_in_generate=True, **fields)
+    own = {name: value for name, value in fields.items() if name.endswith("_id") or name == "max_new_tokens"}
+    same(cache_of(output), cache_of(plain(target, inputs, return_dict_in_generate=True, **own)))
+
+
+@pytest.mark.parametrize("fields", [{"revise_chunk": 1}, {"max_finish_tokens": 3, "think_end": "."}])
+def test_rows_of_semantic_that_wait(fields: dict[str, Any]) -> None:
+    """Every row has its own phases; one may be cut short by `max_finish_tokens`."""
+    target, inputs = tiny("llama", 1, attention="sdpa"), prompts(LENGTHS, seed=2)
+    call = {"tokenizer": tokenizer()}
+    fields = {**fields, "max_segment_tokens": 2, **ends(target, inputs)}
+    fields["return_dict_in_generate"] = True
+    output = assisted(target, draft_of(target, "far"), inputs, "semantic", call=call, **fields)
+    limits = [row.emitted for row in output.stats.rows]
+    held = cache_of(output)
+    with torch.no_grad():
+        ids, width = output.sequences[:, :-1], inputs["input_ids"].shape[1]
+        mask = torch.cat([inputs["attention_mask"], torch.ones(3, ids.shape[1] - width, dtype=torch.long)], dim=1)
+        cache = DynamicCache()
+        target(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0), **{CACHE: cache})
+    assert min(limits) < max(limits)
+    same(held, cache)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, TextIteratorStreamer, TextStreamer
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, TextIteratorStreamer, TextStreamer
 
-from tests.helpers import EXACT, WEAK_DRAFTS, Recorder, assisted, first_occurrence, plain, plain_rows
+from tests.helpers import CACHE, EXACT, WEAK_DRAFTS, Recorder, assisted, first_occurrence, plain, plain_rows, states
 from tests.models import DRAFTS, draft_of, prompts, tiny, tokenizer
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
@@ -101,3 +101,45 @@ def test_a_batch_streams_the_columns_that_plain_decoding_streams(kind: str) -> N
             assert streamer.ends == 1
             streams.append([value.tolist() for value in streamer.puts])
         assert streams[0] == streams[1]
+
+
+class Breaks:
+    """A streamer that fails at its `at`-th put, or at the end (-1)."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.puts, self.ends = at, 0, 0
+
+    def put(self, value: torch.Tensor) -> None:
+        self.puts += 1
+        if self.puts == self.at:
+            raise BrokenPipeError("the reader has gone")
+
+    def end(self) -> None:
+        self.ends += 1
+        if self.at == -1:
+            raise BrokenPipeError("the reader has gone")
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("at", [-1, 1, 2, 16])
+def test_a_streamer_that_fails_leaves_the_callers_cache_and_ends_once(kind: str, at: int) -> None:
+    target = tiny("llama", 1)
+    inputs, cache = prompts((5,), seed=2), DynamicCache()
+    plain(target, inputs, max_new_tokens=1, call={CACHE: cache})
+    given = {**prompts((9,), seed=3), CACHE: cache}
+    given["input_ids"][:, :5] = inputs["input_ids"]
+    before = [tuple(part.clone() for part in pair) for pair in states(cache)]
+    streamer = Breaks(at)
+    with pytest.raises(BrokenPipeError):
+        assisted(target, draft_of(target, "near"), given, kind, call={"streamer": streamer}, max_new_tokens=15)
+    assert streamer.ends == (at > 1 or at == -1)
+    for now, then in zip(states(cache), before, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(now, then, strict=True))
+
+
+def test_an_error_is_told_though_the_streamer_fails_at_its_end() -> None:
+    target = tiny("llama", 1)
+    call = {"streamer": Breaks(-1), "logits_processor": LogitsProcessorList([FailsAt(9)])}
+    with pytest.raises(RuntimeError, match="the processor failed"):
+        assisted(target, draft_of(target, "near"), prompts((5,), seed=2), call=call, max_new_tokens=20)
+    assert call["streamer"].ends == 1

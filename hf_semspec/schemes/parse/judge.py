@@ -135,20 +135,27 @@ class Judge:
         if fitting != prefixes:
             warn_once(
                 f"the judge's question does not fit into the target's context of {self.context} tokens behind the "
-                "longest prefixes: these count as not valid"
+                "longest prefixes: these count as not valid",
+                late=True,
             )
         skip = None
         if befores is not None and (self.call.scores.wanted or self.call.logits.wanted):
             skip = min(before - 1 - start for before, start in zip(befores, starts, strict=True))
-        logits = self._packed(live, starts, ends, fitting, suffixes, skip)
+        asked = [i for i in range(len(sizes)) if any(row[i] >= 0 for row in fitting)]
+        values = [[math.nan] * len(sizes) for _ in live]
+        if not asked and list(starts) == list(ends):
+            return values
+        copies = [[row[i] for i in asked] for row in fitting]
+        logits = self._packed(live, starts, ends, copies, [suffixes[i] for i in asked], skip)
+        text = logits.shape[1] - len(asked)
         if skip is not None:
             assert befores is not None
-            self._record(logits[:, : -len(sizes)], live, [start + skip for start in starts], ends, befores)
-        values = confidence(logits[:, -len(sizes) :], *self.labels).tolist()
-        return [
-            [c if n >= 0 else math.nan for c, n in zip(row, kept, strict=True)]
-            for row, kept in zip(values, fitting, strict=True)
-        ]
+            self._record(logits[:, :text], live, [start + skip for start in starts], ends, befores)
+        found = confidence(logits[:, text:], *self.labels).tolist()
+        for own, row, kept in zip(values, found, copies, strict=True):
+            for i, c, n in zip(asked, row, kept, strict=True):
+                own[i] = c if n >= 0 else math.nan
+        return values
 
     def _packed(
         self,
@@ -184,7 +191,7 @@ class Judge:
         text, logits = ends[0] - starts[0], []
         if text:
             fed = self.target.feed(self.call.canvas.read(live, text, 0), ends, keep=1 if skip is None else text - skip)
-            logits += [] if skip is None else [fed]
+            logits.append(fed[:, : 0 if skip is None else fed.shape[1]])
         for size in dict.fromkeys(len(suffix) for suffix in suffixes):
             copies = [i for i, suffix in enumerate(suffixes) if len(suffix) == size]
             step = max(self.config.max_packed_tokens // size, 1)
@@ -200,7 +207,7 @@ class Judge:
     ) -> torch.Tensor:
         """(rows, width) ids: each row's text from its first column on, filling, and the copies."""
         device, filler = self.call.device, self.call.canvas.filler
-        copies = torch.tensor(suffixes, device=device).expand(len(live), -1)
+        copies = torch.tensor(suffixes, dtype=torch.long, device=device).expand(len(live), -1)
         if not text:
             return copies
         counts = torch.tensor([[end - start] for start, end in zip(starts, ends, strict=True)], device=device)

@@ -155,8 +155,9 @@ class SemanticProbe:
         if self.description["segment_stop"] != segment_stop:
             changed.append("segment_stop")
         if changed:
+            place = Path(name).name if Path(name).is_absolute() else name
             warn_once(
-                f"the probes of {name} were trained for other settings ({', '.join(changed)} differ): train them for "
+                f"the probes of {place} were trained for other settings ({', '.join(changed)} differ): train them for "
                 "these, or expect worse decisions"
             )
 

@@ -59,7 +59,7 @@ class Residual:
             self.target.hold(row, self.call.lengths([row])[0])
         rows = [row for row, outcome in zip(rows, outcomes.tolist(), strict=True) if outcome == RESIDUAL]
         for draws in range(most):
-            if not rows:
+            if not rows or (draws and self.call.rules.out_of_time):  # the row ends with the next token
                 return found
             self.call.stats.redrawn_segments += len(rows) if draws else 0
             own = {row: segments[row].copy() for row in rows}
@@ -75,7 +75,8 @@ class Residual:
             warn_once(
                 f'residual="exact": none of {most} segments of the target\'s was kept, so the last one stands and the '
                 "output is off the target's law: where scores give the draft more than the target even on what the "
-                'target writes, nothing is ever kept; train the probes on more text, or take scorer="sequence"'
+                'target writes, nothing is ever kept; train the probes on more text, or take scorer="sequence"',
+                late=True,
             )
         return found
 

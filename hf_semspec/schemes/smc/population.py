@@ -283,7 +283,8 @@ class Particles:
             warn_once(
                 f"of {self.number} particles hardly more than one kept its weight (stats.mean_ess): {draft} is too "
                 f"far from {target} for blocks of {self.request.scheme.num_draft_tokens} tokens, and the output is "
-                "far from the target's law; draft fewer tokens, take a closer draft, or use the scheme lossless"
+                "far from the target's law; draft fewer tokens, take a closer draft, or use the scheme lossless",
+                late=True,
             )
 
 

@@ -278,3 +278,19 @@ def test_the_additions_are_no_items_of_the_output() -> None:
     assert output.stats.to_dict()["drafting"]["emitted"] == output.stats.written == 24
     assert isinstance(assisted(target, draft, prompts((4, 9)), "parse", **fields), torch.Tensor)
     assert target.generation_config.pad_token_id == PAD
+
+
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("scored", [True, False])
+def test_a_question_that_cannot_fit_is_not_fed(single: bool, scored: bool) -> None:
+    target = tiny("llama", 1, attention="sdpa", positions=64)
+    inputs = prompts((6, 4), seed=2)
+    fields = {"max_new_tokens": 12, "single_pass": single, "return_dict_in_generate": True, "output_scores": scored}
+    long = {"judge_prompt": "?" * 100, "full_judge_prompt": "!" * 200}
+    with Forwards(target) as spy, caught() as messages:
+        output = assisted(target, draft_of(target, "near"), inputs, "parse", **fields, **long)
+    assert torch.equal(new_tokens(output, inputs), plain_rows(target, inputs, max_new_tokens=12))
+    assert len(messages) == 1
+    assert "does not fit into the target's context" in messages[0]
+    assert output.verdicts.isnan().all()
+    assert max(spy.widths) <= 6 + 12

@@ -1,6 +1,8 @@
 """What `generate` promises, in calls of `semantic` that keep all, some or nothing of the drafted segments."""
 
 import math
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from transformers import StoppingCriteriaList
 
 from hf_semspec import EASDConfig, LosslessConfig, SemSpecConfig, load_draft, record_stats
+from hf_semspec.engine.hooks import call_for_hidden
 from tests.helpers import (
     WEAK_DRAFTS,
     Forwards,
@@ -257,3 +260,33 @@ def test_an_empty_rest_of_the_text_needs_no_tokenizer() -> None:
         config = SemSpecConfig("semantic", scorer="none", max_new_tokens=4, do_sample=False, **fields)
         output = target.generate(**inputs, assistant_model=draft, generation_config=config, **words)
         assert torch.equal(new_tokens(output, inputs), expected)
+
+
+def test_a_probe_leaves_no_hooks_on_the_models(tmp_path: Path) -> None:
+    """transformers leaves its own where it is asked for hidden states, and a model with them cannot be pickled."""
+    target, draft, inputs = three()
+    call(target, draft, inputs, **SHORT, scorer="probe", probe=a_probe(tmp_path), max_new_tokens=12)
+    for model in (target, draft):
+        assert not any(module._forward_hooks for module in model.modules())
+        assert len(pickle.dumps(model)) > 0
+
+
+def test_a_probe_gets_the_hidden_states_that_transformers_gives(tmp_path: Path) -> None:
+    target, _, inputs = three()
+    ids = inputs["input_ids"][1:2]
+    output, hidden = call_for_hidden(target, {"input_ids": ids})
+    asked = target(ids, output_hidden_states=True)
+    assert torch.equal(output.logits, asked.logits)
+    assert torch.equal(hidden, asked.hidden_states[-1])
+    wrapped = torch.nn.Module()  # one of which nothing is known but how it is called
+    wrapped.forward = target.forward
+    assert torch.equal(call_for_hidden(wrapped, {"input_ids": ids})[1], hidden)
+
+
+def test_the_probes_warning_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    target, draft, inputs = three()
+    name = a_probe(tmp_path / "mine", sampling={"do_sample": True, "temperature": 0.3})
+    with caught() as messages:
+        call(target, draft, inputs, **SHORT, scorer="probe", probe=name, do_sample=True, max_new_tokens=4)
+    assert ["mine" in message for message in messages] == [True]
+    assert str(tmp_path) not in messages[0]

@@ -1,5 +1,6 @@
 """`residual="exact"` of `semantic`: the committed law is the target's, and a call keeps what `generate` promises."""
 
+import time
 from typing import Any
 
 import pytest
@@ -260,3 +261,18 @@ def test_what_it_cannot_be_exact_with_is_refused() -> None:
     config = SemSpecConfig("semantic", scorer="sequence", residual="exact", do_sample=False, max_new_tokens=4)
     refuses(target, draft, inputs, "do_sample=True", generation_config=config, tokenizer=tokenizer())
     assert plain_rows(target, inputs, max_new_tokens=4).shape == (3, 4)
+
+
+def test_max_time_ends_the_draws_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no segment is ever kept, the time is over long before the draws are."""
+    monkeypatch.setattr(segment_residual, "residual_keep_probability", lambda *_: torch.zeros(3))
+    monkeypatch.setitem(segment_residual.MOST_DRAWS, "sequence", 10**6)
+    target, draft, inputs = three()
+    fields = {**EXACT, **SHORT, "accept_floor": 1e9, "first_segment": "draft", "max_new_tokens": 30}
+    began = time.perf_counter()
+    with caught() as messages:
+        output = call(target, draft, inputs, **fields, max_time=0.4)
+    assert time.perf_counter() - began < 4
+    assert messages == []
+    assert output.stats.redrawn_segments > 0
+    assert 0 < new_tokens(output, inputs).shape[1] < 30
