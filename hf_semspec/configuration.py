@@ -10,9 +10,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 
 from .common.fields import SchemeConfig, bad_value, field_names, shown
 from .common.json_files import check_depth, check_generation_values, read_object
@@ -80,7 +81,8 @@ class SemSpecConfig(GenerationConfig):
             """Stands for the scheme's fields, which are added below the class."""
 
     def __init__(self, scheme: str | SchemeConfig, *, trace: bool = False, **fields: Any) -> None:
-        scheme_class = find(scheme.name if isinstance(scheme, SchemeConfig) else scheme).config
+        name = getattr(scheme, "name", type(scheme).__name__) if isinstance(scheme, SchemeConfig) else scheme
+        scheme_class = find(name).config
         own = {name: fields.pop(name) for name in field_names(scheme_class) if name in fields}
         generation_names = _generation_names()
         for name in fields:
@@ -182,7 +184,7 @@ class SemSpecConfig(GenerationConfig):
         try:
             config = cls(scheme_config.name, **{**own, **known, **kwargs})
         except (AttributeError, KeyError, TypeError) as error:
-            if any(name not in {*own, *generation_names} for name in kwargs):
+            if any(name not in {*own, *generation_names, "trace"} for name in kwargs):
                 raise
             raise ValueError(f"transformers cannot make a generation config of these entries: {error}") from error
         # Not by setattr: an entry may be named like another scheme's field, which this config refuses to set.
@@ -227,6 +229,18 @@ def _expose_fields() -> None:
 _expose_fields()
 
 
+_INPUTS = (
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "inputs_embeds",
+    "token_type_ids",
+    "past_key_values",
+    "cache",
+)
+_named: set[type[SchemeConfig]] = set()  # classes that got their name by being registered
+
+
 def register_scheme(
     name: str,
     config_class: type[SchemeConfig],
@@ -255,15 +269,26 @@ def register_scheme(
     if not isinstance(name, str) or not name.isidentifier():
         raise bad_value("name", name, 'an identifier, such as "fly"')
     if name in SCHEMES:
-        way = "choose another name" if name in BUILT_IN else f"choose another, or unregister_scheme({name!r}) first"
-        raise ValueError(f"`name` {name!r} is taken by a scheme: {way}.")
+        way = f" (its module may have been imported already), or unregister_scheme({name!r}) first"
+        raise ValueError(
+            f"`name` {name!r} is taken by a scheme: choose another name{'' if name in BUILT_IN else way}."
+        )
     if not callable(accept or decode) or (accept is None) == (decode is None):
         raise ValueError("pass exactly one of `accept`, a rule, and `decode`, a whole loop.")
     if not isinstance(config_class, type) or not issubclass(config_class, base):
         raise bad_value("config_class", config_class, f"a frozen keyword-only dataclass that inherits {base.__name__}")
     if "__dataclass_fields__" not in vars(config_class):
         raise ValueError(f"`{config_class.__name__}` must be decorated with @dataclass(frozen=True, kw_only=True).")
-    taken = {*_generation_names(), "scheme", "name", "semspec"}
+    if accept is not None and issubclass(config_class, token_level.ChainsConfig):
+        raise ValueError(f"`{config_class.__name__}` has `num_chains`, but a rule gets one: inherit TokenLevelConfig.")
+    taken = {
+        *_generation_names(),
+        *signature(GenerationMixin.generate).parameters,
+        *_INPUTS,
+        "scheme",
+        "name",
+        "semspec",
+    }
     for own in field_names(config_class):
         if own in taken or (hasattr(SemSpecConfig, own) and not _is_field(own)):
             raise ValueError(f"the field `{own}` means something else to SemSpecConfig: give it another name.")
@@ -273,7 +298,9 @@ def register_scheme(
         config_class()
     except TypeError as error:
         raise ValueError(f"`{config_class.__name__}` must have a default for every field ({error}).") from None
-    config_class.name = name
+    if "name" not in vars(config_class):
+        _named.add(config_class)
+        config_class.name = name
     if accept is not None:
         SCHEMES[name] = token_level.scheme(config_class, partial(token_level.RuleRounds, accept))
     elif decode is not None:
@@ -290,7 +317,10 @@ def unregister_scheme(name: str) -> None:
     """
     if name in BUILT_IN or name not in SCHEMES:
         raise bad_value("name", name, "the name of a scheme that register_scheme has added")
-    del SCHEMES[name]
+    config_class = SCHEMES.pop(name).config
+    if config_class in _named:
+        _named.remove(config_class)
+        del config_class.name
     _expose_fields()
 
 

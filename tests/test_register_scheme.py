@@ -99,7 +99,7 @@ def config_with(name: str, kind: Any = int, value: Any = 1) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["top_k", "max_new_tokens", "trace", "update", "scheme_config", "scheme", "name", "semspec"]
+    "name", ["top_k", "attention_mask", "streamer", "trace", "update", "scheme_config", "scheme", "name", "semspec"]
 )
 def test_a_field_that_means_something_else(name: str) -> None:
     with pytest.raises(ValueError, match=f"the field `{name}` means something else .*: give it another name"):
@@ -130,15 +130,41 @@ def test_a_class_refused_under_one_name_can_be_registered_under_another() -> Non
 
 
 def test_a_config_may_inherit_from_that_of_another_scheme() -> None:
+    parent = config_with("slack", float, within(0.5, 0, 1))
+
+    @dataclass(frozen=True, kw_only=True)
+    class Child(parent):  # type: ignore[misc, valid-type]
+        other_slack: float = within(0.5, 0, 1)
+
+    register_scheme("own", Child, accept=take_all)
+    assert SemSpecConfig("own", slack=0.25).semspec["scheme"] == "own"
+    with pytest.raises(ValueError, match=r"`Child.name` is 'own': leave it out, or set 'other'"):
+        register_scheme("other", Child, accept=take_all)
+    unregister_scheme("own")
+    register_scheme("other", Child, accept=take_all)  # it had its name by being registered alone
+    assert SemSpecConfig("other").semspec["scheme"] == "other"
+
+
+def test_a_rule_of_one_chain_has_no_use_for_several() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Child(LosslessConfig):
         slack: float = within(0.5, 0, 1)
 
-    register_scheme("own", Child, accept=take_all)
-    assert SemSpecConfig("own", num_chains=2).semspec["scheme"] == "own"
+    with pytest.raises(ValueError, match="`Child` has `num_chains`, but a rule gets one"):
+        register_scheme("own", Child, accept=take_all)
     assert LosslessConfig.name == "lossless"
-    with pytest.raises(ValueError, match=r"`Child.name` is 'own': leave it out, or set 'other'"):
-        register_scheme("other", Child, accept=take_all)
+
+
+def test_ranges_of_floats_have_lower_ends() -> None:
+    register_scheme("own", config_with("slack", float, within(-0.5, -1, 1)), accept=take_all)
+    assert SemSpecConfig("own").slack == -0.5
+    with pytest.raises(ValueError, match=r"`slack` must be a number in \[-1, 1\], but is -1.5"):
+        SemSpecConfig("own", slack=-1.5)
+
+
+def test_a_config_of_a_scheme_that_is_not_registered_is_an_error_that_says_how() -> None:
+    with pytest.raises(ValueError, match="Register a scheme of your own first"):
+        SemSpecConfig(config_with("slack", float, within(0.5, 0, 1))())
 
 
 @pytest.mark.parametrize(

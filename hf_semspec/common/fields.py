@@ -25,12 +25,13 @@ def integer(name: str, value: Any, lowest: int, highest: int | None = None, also
     return number
 
 
-def real(name: str, value: Any, highest: float = math.inf, also: str = "") -> float:
-    """`value` as a float in [0, highest], a ValueError otherwise; NaN is in no range."""
-    allowed = ("a number >= 0 (inf is allowed)" if highest == math.inf else f"a number in [0, {highest:g}]") + also
+def real(name: str, value: Any, highest: float = math.inf, also: str = "", lowest: float = 0.0) -> float:
+    """`value` as a float in [lowest, highest], a ValueError otherwise; NaN is in no range."""
     number = _float(value)
-    if number is None or not 0.0 <= number <= highest:
-        raise bad_value(name, value, allowed)
+    if number is None or not lowest <= number <= highest:
+        open_ended = highest == math.inf
+        allowed = f">= {lowest:g} (inf is allowed)" if open_ended else f"in [{lowest:g}, {highest:g}]"
+        raise bad_value(name, value, f"a number {allowed}{also}")
     return number
 
 
@@ -59,7 +60,7 @@ def boolean(name: str, value: Any) -> bool:
 
 
 def within(default: Any, lowest: float, highest: float | None = None) -> Any:
-    """A field of numbers in the closed range; without `highest` it has no upper end. `lowest` is 0 for floats."""
+    """A field of numbers in the closed range; without `highest` it has no upper end."""
     return field(default=default, metadata={"within": (lowest, highest)})
 
 
@@ -73,7 +74,7 @@ class SchemeConfig:
     """What all configs of schemes are: frozen, and each field checked by its type and range when one is made.
 
     Fields are `int`, `float`, `bool`, `str`, a `Literal`, or one of these beside `None`; others are for a subclass to
-    check. Ranges come from [`within`] and [`positive`]; an int without one is at least 0.
+    check. Ranges come from [`within`] and [`positive`]; a number without one is at least 0.
 
     Raises:
         ValueError: If a value is of the wrong type or out of its range.
@@ -128,7 +129,7 @@ def checked(name: str, value: Any, kinds: tuple[Any, ...], limits: Mapping[str, 
     if float in kinds:
         if "positive" in limits:
             return positive_real(name, value, also)
-        return real(name, value, math.inf if highest is None else highest, also)
+        return real(name, value, math.inf if highest is None else highest, also, lowest)
     if bool in kinds:
         return boolean(name, value)
     if str in kinds and (not isinstance(value, str) or not value):

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..common.fields import SchemeConfig, bad_value, listed
 from ..engine.call import CallState
-from .table import SCHEMES, Rounds, config_from_entry, find
+from .table import SCHEMES, Rounds, config_from_entry, find, known
 
 
 def reviser_config(option: str, value: Any) -> Any:
@@ -16,12 +16,12 @@ def reviser_config(option: str, value: Any) -> Any:
     Raises:
         ValueError: it is none of these, or names a scheme that cannot revise.
     """
-    names = [name for name, scheme in SCHEMES.items() if scheme.rounds is not None]
     config = value
-    if isinstance(value, str) and value in names:
+    if isinstance(value, str) and known(value):
         config = SCHEMES[value].config()
     elif isinstance(value, Mapping):
         config = config_from_entry(option, value)
+    names = [name for name, scheme in SCHEMES.items() if scheme.rounds is not None]
     if config is None or (isinstance(config, SchemeConfig) and config.name in names):
         return config
     raise bad_value(option, value, f"None, {listed(names)}, or the config of one of these")

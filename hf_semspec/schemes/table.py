@@ -55,16 +55,21 @@ class Scheme:
 SCHEMES: dict[str, Scheme] = {}
 
 
+def known(name: Any) -> bool:
+    """Whether there is a scheme called `name`; of one that is not known an installed package may bring it."""
+    if isinstance(name, str) and name not in SCHEMES:
+        for entry in entry_points(group=ENTRY_POINTS, name=name):
+            entry.load()
+    return isinstance(name, str) and name in SCHEMES
+
+
 def find(name: Any, option: str = "scheme") -> Scheme:
-    """The scheme called `name`; of a name that is not known an installed package may bring the scheme.
+    """The scheme called `name`, see [`known`].
 
     Raises:
         ValueError: there is none; the message names the option, what there is, and how to get another.
     """
-    if isinstance(name, str) and name not in SCHEMES:
-        for entry in entry_points(group=ENTRY_POINTS, name=name):
-            entry.load()
-    if not isinstance(name, str) or name not in SCHEMES:
+    if not known(name):
         way = (
             ""
             if not isinstance(name, str)

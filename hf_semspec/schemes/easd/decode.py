@@ -4,7 +4,7 @@ A round goes through d_1..d_γ as `lossless` does, and stops at one more place: 
 is rejected all the same where target and draft are both uncertain and yet agree,
 
     unc   H(q_t) >= τ_q  and  H(p_t) >= τ_p
-    agr   |TopN(q_t) ∩ TopN(p_t)| / N >= ρ
+    agr   |TopN(q_t) ∩ TopN(p_t)| / min(N, |supp p_t|, |supp q_t|) >= ρ
 
 and x ~ r takes its place, where r = p_t but r(d_t) *= penalty, renormalised; greedily the argmax of r. Where r has no
 mass, the token stands.
