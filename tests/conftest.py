@@ -19,14 +19,15 @@ settings.load_profile("repeatable")
 torch.set_num_threads(1)
 
 
-class _Deprecations(logging.Handler):
-    def __init__(self) -> None:
+class _Messages(logging.Handler):
+    def __init__(self, part: str = "") -> None:
         super().__init__(logging.WARNING)
+        self.part = part
         self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if "deprecated" in message:
+        if self.part in message:
             self.messages.append(message)
 
 
@@ -42,11 +43,22 @@ def _no_deprecations(request: pytest.FixtureRequest) -> Iterator[None]:
     """transformers logs most deprecations, once a process, where no warning filter sees them."""
     logger = logging.getLogger("transformers")
     warning_once.cache_clear()
-    handler = _Deprecations()
+    handler = _Messages("deprecated")
     logger.addHandler(handler)
     yield
     logger.removeHandler(handler)
     if request.node.get_closest_marker("deprecated") is None:
+        assert not handler.messages, handler.messages
+
+
+@pytest.fixture(autouse=True)
+def _no_late_warnings(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A warning that comes when there is work to lose is logged where it is an error, as in these tests."""
+    logger, handler = logging.getLogger("hf_semspec"), _Messages()
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    if "caplog" not in request.fixturenames:
         assert not handler.messages, handler.messages
 
 
