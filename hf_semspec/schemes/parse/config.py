@@ -16,7 +16,7 @@ class PARSEConfig(SchemeConfig):
     Parallel prefix verification (arXiv 2605.04263).
 
     The draft writes a whole answer, the target judges it and many of its prefixes in one forward pass, and goes on
-    from the longest valid one. The judge is the target itself, asked in words: how good the output is depends on how
+    from the last one before the first that fails. The judge is the target itself, asked in words: how good the output is depends on how
     well it judges.
 
     Args:
