@@ -203,7 +203,7 @@ def check_identities(stats: Any, lengths: list[int] | None = None) -> None:
         assert row.tested == row.accepted + row.rejected + row.triggered, row
         assert row.residual == row.rejected, row
         assert row.resampled == row.triggered, row
-        committed = row.accepted + row.residual + row.resampled + row.bonus + row.plain - row.cut
+        committed = row.accepted + row.residual + row.resampled + row.bonus + row.plain
         assert row.emitted == committed + row.kept, row
         assert row.kept <= row.written, row
         assert row.tokens_by_draft + row.tokens_by_target == row.emitted, row

@@ -53,6 +53,7 @@ class CallState:
         self.row_states: list[RowStates] = [[] for _ in range(batch)]
         self.hits: dict[int, int] = {}
         self.rows_end_alone = self.rules.has_eos  # without EOS plain `generate` keeps all rows going until the last
+        self.uncounted: list[tuple[int, int, int, int, int, str | None]] = []
         self.stats = self.new_stats()
         self.stats.sampling = {name: getattr(config, name, None) for name in SAMPLING_SETTINGS}
         self.trace = Recorder(batch) if request.trace else None
@@ -165,6 +166,16 @@ class CallState:
         self.stream.advance(self.canvas.shown[:, 0], self.canvas.prompt_width + settled)
         return leaving
 
+    def count(self, row: int, kept: int, drafted: int, accepted: int, outcome: str | None) -> None:
+        """Count a round of which the row keeps `kept` tokens, see [`RowStats.count_round`], unless it keeps none;
+        where rows go on until the last one ends, once that is known. Call before the row holds its tokens."""
+        if not self.rows_end_alone:
+            self.uncounted.append((row, self.canvas.generated[row], kept, drafted, accepted, outcome))
+        elif drafted and kept:
+            self.stats.rows[row].count_round(drafted, accepted, outcome, kept)
+        else:
+            self.stats.rows[row].plain += kept
+
     def all_rows(self) -> ReturnedRows:
         """Every row of the call, without what stands behind the longest one's end."""
         generated, width = self.canvas.generated, max(self.hits.values())
@@ -173,6 +184,9 @@ class CallState:
             self.canvas.hold(row, count - surplus)
             self.stats.rows[row].cut += surplus
             self.stats.rows[row].emitted -= surplus
+        self.rows_end_alone = True
+        for row, start, kept, drafted, accepted, outcome in self.uncounted:
+            self.count(row, max(min(kept, generated[row] - start), 0), drafted, accepted, outcome)
         return ReturnedRows(self.rows, [0] * self.batch, generated, self.row_states, self.scores, self.logits)
 
     def output(

@@ -67,13 +67,14 @@ class RowStats(_Rates):
     cover it.
 
     They satisfy: drafted = tested + untested; tested = accepted + rejected + triggered; residual = rejected;
-    resampled = triggered; emitted = accepted + residual + resampled + bonus + plain + kept - cut = new tokens with
+    resampled = triggered; emitted = accepted + residual + resampled + bonus + plain + kept = new tokens with
     EOS, without padding; rounds = sum(histogram).
 
     Args:
-        rounds: draft-and-verify rounds the row took part in.
+        rounds: draft-and-verify rounds the row took part in before its end.
         plain: tokens drawn from the target without a draft (the first one, and where nothing could be drafted).
-        cut: committed tokens dropped because the row ended inside the block.
+        untested: drafted tokens that nothing was decided on, those behind the row's end among them.
+        cut: tokens dropped because the row ended before them in its block; in no other count but `untested`.
         written: tokens of whole answers that the draft wrote, a closing EOS included (parse).
         kept: those of them that were kept (parse).
         histogram: `histogram[i]` is the number of rounds with `i` accepted tokens.
@@ -96,9 +97,12 @@ class RowStats(_Rates):
     emitted: int = 0
     histogram: list[int] = field(default_factory=list)
 
-    def count_round(self, drafted: int, accepted: int, outcome: str | None) -> None:
+    def count_round(self, drafted: int, accepted: int, outcome: str | None, kept: int) -> None:
         """Add a round in which `accepted` of `drafted` tokens passed and the next came as `outcome` (bonus, residual,
-        resampled), or none did as all that passed left no room."""
+        resampled), or none did as all that passed left no room. The row ends behind `kept` of these tokens: what was
+        found out about the others does not count."""
+        if kept <= accepted:
+            accepted, outcome = kept, None
         stopped = outcome not in ("bonus", None)
         self.rounds += 1
         self.drafted += drafted

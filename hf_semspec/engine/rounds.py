@@ -193,7 +193,7 @@ class Speculation:
         starts = [canvas.generated[row] for row in live]
         if call.trace is not None:
             call.trace.block(block, decision, live, starts, decided)
-        self._count(block.draft, decided)
+        self._count(block.draft, decided, kept)
         for i, row in enumerate(live):
             ids = decided.tokens[i]
             if kept[i] < len(ids):
@@ -208,15 +208,14 @@ class Speculation:
         self._align(decided.chains, block.scores.shape[2] - 1)
         self.drafter.commit(canvas.lengths(live))
 
-    def _count(self, draft: Draft | None, decided: Decided) -> None:
+    def _count(self, draft: Draft | None, decided: Decided, kept: Sequence[int]) -> None:
         for i, row in enumerate(self.live):
             drafted, accepted, outcome = draft.counts[i] if draft is not None else 0, decided.accepted[i], None
-            if drafted == 0:
-                self.call.stats.rows[row].plain += len(decided.tokens[i])
-                continue
             if accepted < len(decided.tokens[i]):
                 outcome = OUTCOMES[decided.outcomes[i]]
-            self.call.stats.rows[row].count_round(drafted, accepted, outcome)
+            self.call.count(row, kept[i], drafted, accepted, outcome)
+            if drafted == 0:
+                continue
             self.drafter.observe(accepted, accepted + (decided.outcomes[i] != BONUS))
 
     def _align(self, chains: list[int], num_drafted: int) -> None:

@@ -79,9 +79,11 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
             _check_model(role, one, needs_masks=scheme.needs_masks)
     if getattr(scheme, "compile_draft", False):
         check_static(draft)
-    if getattr(scheme, "num_chains", 1) > text_config(model).vocab_size:
+    chains = getattr(getattr(scheme, "revise_with", None) or scheme, "num_chains", 1)
+    if chains > text_config(model).vocab_size and not config.do_sample:
         raise ValueError(
-            f"num_chains={scheme.num_chains} exceeds the vocabulary of {text_config(model).vocab_size} ids: lower it"
+            f"num_chains={chains} exceeds the vocabulary of {text_config(model).vocab_size} ids, and greedy chains "
+            "begin with different ones: lower it"
         )
     if draft is not None:
         _check_tokenizers(model, draft, scheme, mode_kwargs)

@@ -129,15 +129,22 @@ class Row:
         return [event.token for event in self.events if event.kind in COMMITTED and not event.cut]
 
     def counts(self) -> dict[str, int]:
-        """Events counted as `RowStats` counts them."""
-        kinds = Counter(event.kind for event in self.events)
+        """Events counted as `RowStats` counts them: of a round in which the row ends what was drafted behind the end
+        is untested, and rounds behind it do not count."""
+        begun = {e.round for e in self.events if e.kind in _OF_ROUNDS and e.position < self.length}
+        kinds: Counter[str] = Counter()
+        for event in self.events:
+            if event.position < self.length or event.kind == "unkept":
+                kinds[event.kind] += 1
+            elif event.kind in _OF_ROUNDS and event.round in begun:
+                kinds["untested"] += 1
         counts = {kind: kinds[kind] for kind in KINDS if kind != "unkept"}
         counts["tested"] = kinds["accepted"] + kinds["rejected"] + kinds["triggered"]
         counts["drafted"] = counts["tested"] + kinds["untested"]
         counts["written"] = kinds["kept"] + kinds["unkept"]
         counts["cut"] = sum(event.cut for event in self.events)
-        counts["emitted"] = sum(kinds[kind] for kind in COMMITTED) - counts["cut"]
-        counts["rounds"] = len({event.round for event in self.events if event.kind in _OF_ROUNDS})
+        counts["emitted"] = sum(kinds[kind] for kind in COMMITTED)
+        counts["rounds"] = len(begun)
         return counts
 
 

@@ -208,7 +208,7 @@ def entropies(row: Row, target: float | None, draft: float | None) -> str:
     tested = {
         event.position: event
         for event in row.events
-        if event.kind in ("accepted", "rejected", "triggered") and not event.cut
+        if event.kind in ("accepted", "rejected", "triggered") and event.position < row.length
     }
     places = sorted(tested)
     if not places or all(math.isnan(tested[place].draft_entropy) for place in places):

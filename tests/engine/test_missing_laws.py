@@ -10,6 +10,7 @@ from hf_semspec import SemSpecConfig
 from hf_semspec.drafts.chain import ChainGenerator, DraftLength
 from hf_semspec.engine import acceptance
 from hf_semspec.engine.processors import CallRandomness, Processors
+from hf_semspec.schemes.parse.judge import label_ids
 from tests.enumerated import VOCAB, cells, joint
 from tests.helpers import EXACT, JUDGE, WEAK_DRAFTS, assisted, exact, new_tokens, plain_rows
 from tests.models import draft_of, prompts, tiny, tokenizer
@@ -206,13 +207,25 @@ class Spoiled:
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("kind", EXACT)
-def test_nan_and_inf_are_reported_by_name(kind: str, role: str, do_sample: bool, value: float) -> None:
+def test_ui22_nan_and_inf_are_reported_by_name(kind: str, role: str, do_sample: bool, value: float) -> None:
     target = tiny("llama", 0)
     draft = draft_of(target, "near")
     inputs = prompts((4, 6))
     model = target if role == "target" else draft
     with Spoiled(model, value), pytest.raises(ValueError, match=rf"the {role} model .* without a law \(nan, \+inf"):
         assisted(target, draft, inputs, kind, max_new_tokens=12, do_sample=do_sample)
+
+
+def test_a_judge_that_overflows_is_named() -> None:
+    """What it says of "Y" would be that it is sure."""
+    target, inputs = tiny("llama", 0), prompts((4, 6))
+    draft = draft_of(target, "near")
+    target.lm_head.weight.data[label_ids(tokenizer(), ("Y", "N"))[0]] = 1e38
+    target.lm_head.float()
+    target.lm_head.register_forward_pre_hook(lambda module, args: (args[0].abs().float(),))
+    config = SemSpecConfig("parse", **{**JUDGE, "accept_threshold": 0.5}, max_new_tokens=6)
+    with pytest.raises(ValueError, match=r"the target model .* without a law \(nan, \+inf"):
+        target.generate(**inputs, assistant_model=draft, tokenizer=tokenizer(), generation_config=config)
 
 
 @pytest.mark.parametrize("kind", ["lossless", "chains", "semantic"])

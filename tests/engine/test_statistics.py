@@ -12,6 +12,7 @@ from tests.helpers import (
     EXACT,
     WEAK_DRAFTS,
     Forwards,
+    RowLengths,
     asked,
     assisted,
     check_identities,
@@ -58,11 +59,11 @@ def test_ui51_known_pattern_gives_exact_numbers(kind: str) -> None:
     assert new_tokens(output, inputs)[0].tolist() == text[:end]
     check_identities(output.stats, [end])
     (row,) = output.stats.rows
-    assert (row.plain, row.rounds, row.drafted, row.tested, row.untested) == (1, 4, 16, 15, 1)
-    assert (row.accepted, row.rejected, row.residual, row.bonus, row.cut) == (13, 2, 2, 2, 2)
-    assert row.histogram == [0, 0, 1, 1, 2]
-    assert row.acceptance_rate == pytest.approx(13 / 15)
-    assert row.mean_accepted_length == pytest.approx(13 / 4)
+    assert (row.plain, row.rounds, row.drafted, row.tested, row.untested) == (1, 4, 16, 14, 2)
+    assert (row.accepted, row.rejected, row.residual, row.bonus, row.cut) == (12, 2, 2, 1, 2)
+    assert row.histogram == [0, 0, 1, 2, 1]
+    assert row.acceptance_rate == pytest.approx(12 / 14)
+    assert row.mean_accepted_length == pytest.approx(12 / 4)
     assert output.stats.target_forwards == 5
 
 
@@ -116,10 +117,34 @@ def test_ui51_figures_of_easd_with_triggers(trigger: dict[str, Any], chains: int
     assert output.triggers.shape == (2, 25)
     assert output.triggers.dtype == torch.bool
     for marked, row in zip(output.triggers.sum(dim=1).tolist(), output.stats.rows, strict=True):
-        assert marked <= row.triggered <= marked + row.cut  # the token of a trigger may lie past the length limit
+        assert marked == row.triggered
     assert output.stats.triggered > 0
     assert 0 < output.stats.trigger_rate <= 1
     assert output.stats.mean_target_entropy > 0
+
+
+@pytest.mark.parametrize("ends", [{"eos_token_id": list(range(2, 40))}, {}])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_triggers_and_acceptance_are_counted_up_to_the_rows_end(do_sample: bool, ends: dict[str, Any]) -> None:
+    """Short answers would shift the rate that a control copies. Without an EOS all rows go on until the last ends."""
+    target, lengths = tiny("llama", 2), tuple(range(3, 13))
+    inputs = prompts(lengths, seed=2)
+    fields = {"max_new_tokens": 25, "do_sample": do_sample, "return_dict_in_generate": True, **ends}
+    config = SemSpecConfig("easd", num_draft_tokens=6, trigger="random", trigger_rate=0.4, penalty=1.0, **fields)
+    stops = [] if ends else [RowLengths([14 + row % 3 for row in range(10)])]
+    torch.manual_seed(0)
+    output = target.generate(
+        **inputs, assistant_model=draft_of(target, "near"), generation_config=config, stopping_criteria=stops
+    )
+    new, eos = new_tokens(output, inputs), ends.get("eos_token_id", [])
+    held = [next((t + 1 for t, token in enumerate(row) if token in eos), len(row)) for row in new.tolist()]
+    check_identities(output.stats, held)
+    for row, triggers, h_p, length in zip(
+        output.stats.rows, output.triggers, output.target_entropies, held, strict=True
+    ):
+        assert row.triggered == int(triggers.sum())
+        assert row.tested == int((~h_p[:length].isnan()).sum())
+    assert output.stats.cut > 0 and output.stats.triggered > 0
 
 
 @pytest.mark.parametrize("kind", ["lossless", "easd"])

@@ -132,6 +132,9 @@ def test_more_chains_than_ids_are_refused() -> None:
     target = tiny("llama", vocab=16)
     config = exact("lossless", num_chains=17, max_new_tokens=4)
     refuses(target, target, prompts((5,), vocab=16), "num_chains=17", generation_config=config)
+    config = exact("lossless", num_chains=17, max_new_tokens=4, do_sample=True)
+    output = target.generate(**prompts((5,), vocab=16), assistant_model=target, generation_config=config)
+    assert output.shape == (1, 9), "chains that are drawn may be alike"
 
 
 def test_ui54_a_generator_of_the_callers_own_is_refused_by_name() -> None:

@@ -16,7 +16,9 @@ def decode(request: Request) -> tuple[Any, DecodingStats]:
     for attempt in range(config.max_redrafts + 1):
         answers = state.write()  # 1. the draft writes a complete answer
         verdicts = state.judge(answers)  # 2., 3. c_i for the answer and its prefixes
-        state.keep(answers, verdicts)  # c_full >= τ_full: return it; else cut to the last prefix before the first that fails
+        state.keep(
+            answers, verdicts
+        )  # c_full >= τ_full: return it; else cut to the last prefix before the first that fails
         state.revise(to_the_end=attempt == config.max_redrafts)  # 4. the target goes on from there
         if not state.running:
             break

@@ -10,6 +10,7 @@ import torch
 from ...common.warn_once import warn_once
 from ...engine.call import CallState
 from ...engine.masks import Slots, packed_slots
+from ...engine.misfits import without_a_law
 from ...engine.model import CachedModel, context_of
 from ...engine.processors import Processors
 from ...engine.text import TokenTexts, find_tokenizer
@@ -155,6 +156,8 @@ class Judge:
         for own, row, kept in zip(values, found, copies, strict=True):
             for i, c, n in zip(asked, row, kept, strict=True):
                 own[i] = c if n >= 0 else math.nan
+                if math.isnan(c) and n >= 0:
+                    raise without_a_law("target", self.call.request.model)
         return values
 
     def _packed(
@@ -252,10 +255,10 @@ class Judge:
 
 def confidence(logits: torch.Tensor, correct: Sequence[int], incorrect: Sequence[int]) -> torch.Tensor:
     """P(correct) / (P(correct) + P(incorrect)) of raw `logits` (..., vocabulary), each summed over its label's ids;
-    float32."""
+    float32, nan where they hold nan or +inf."""
     logits = logits.float()
     weights = [logits[..., list(ids)].logsumexp(dim=-1) for ids in (correct, incorrect)]
-    return torch.sigmoid(weights[0] - weights[1])
+    return torch.sigmoid(weights[0] - weights[1]).masked_fill(torch.maximum(*weights) == torch.inf, torch.nan)
 
 
 def suffix_ids(tokenizer: Any, prompt: str) -> list[int]:

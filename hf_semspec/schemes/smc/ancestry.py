@@ -87,10 +87,11 @@ class Lineage:
             if drafted == 0:
                 stats.plain += 1
             elif entry.collapsed[row]:
-                stats.count_round(drafted, 0, "residual")
+                stats.count_round(drafted, 0, "residual", 1)
             else:
-                stats.count_round(drafted, drafted, "bonus")
-                stats.cut += drafted + 1 - min(drafted + 1, length - entry.starts[row])
+                kept = min(drafted + 1, length - entry.starts[row])
+                stats.count_round(drafted, drafted, "bonus", kept)
+                stats.cut += drafted + 1 - kept
         return stats
 
     def ess(self) -> torch.Tensor:

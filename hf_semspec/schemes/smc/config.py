@@ -33,7 +33,8 @@ class SMCConfig(SchemeConfig):
             α > 0: the particles follow p^α, normalised over whole texts, in place of p. The default is the authors'.
         select (`"sample"` or `"best"`, *optional*, defaults to `"sample"`):
             What is returned: particles drawn by their final weights, as published, or the heaviest. `"best"` prefers
-            likely texts over unlikely ones and no longer aims at the target's law. Ours.
+            likely texts over unlikely ones and no longer aims at the target's law; where fewer particles have weight
+            than are returned, the rest have none, and a warning says so. Ours.
         draft_temperature (`float`, *optional*):
             Temperature of the draft, > 0. `None` takes the target's. A flatter draft loses tokens to low weights, a
             sharper one leaves tokens of the target uncovered. Ours.

@@ -5,6 +5,7 @@ slot and its weight, and its tokens past its end are padding that counts for not
 caches, and a prompt whose particles are all finished leaves the batch.
 """
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -268,6 +269,7 @@ class Particles:
         returns.count(call.stats, self.drafter.own_vocabulary)
         output, stats = self.rounds.output(returns.returned(call.scores.wanted, call.logits.wanted))
         self._warn_if_uneven()
+        self._warn_if_weightless()
         if not isinstance(output, torch.Tensor):
             returns.attach(output)
             if self.trace is not None:
@@ -285,6 +287,18 @@ class Particles:
                 f"far from {target} for blocks of {self.request.scheme.num_draft_tokens} tokens, and the output is "
                 "far from the target's law; draft fewer tokens, take a closer draft, or use the scheme lossless",
                 late=True,
+            )
+
+    def _warn_if_weightless(self) -> None:
+        """One drawn by weight always has some."""
+        weights = self.returns.log_weights.tolist()
+        rows = [weights[prompt][slot] for prompt, slot, _ in self.returns.chosen]
+        lost = sum(weight == -math.inf for weight in rows)
+        if lost:
+            warn_once(
+                f"{lost} of the {len(rows)} rows that smc returns are of particles without weight: texts that the "
+                f'target excludes (sequence_log_weights is -inf there). select="best" fills up with them where fewer '
+                f"of the {self.number} particles have any: take more particles, return fewer, or draft fewer tokens"
             )
 
 

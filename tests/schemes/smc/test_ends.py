@@ -310,3 +310,19 @@ def test_foreign_drafts_are_refused() -> None:
     call = {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(permute=5)}
     config = SemSpecConfig("smc", max_new_tokens=4)
     refuses(target, draft, prompts((4,)), "tokenizer", generation_config=config, **call)
+
+
+def test_best_says_where_it_returns_a_particle_without_weight() -> None:
+    """Three particles of which fewer have weight at the end, and three are asked for; a drawn one always has some."""
+    target, draft = pair(1, noise=0.05)
+    inputs = prompts((3, 8), seed=2)
+    fields = {"num_particles": 3, "num_return_sequences": 3, "num_draft_tokens": 4, "max_new_tokens": 8, "top_k": 5}
+    for select, returned in (("best", True), ("sample", False)):
+        with caught() as messages:
+            output = sample(target, draft, inputs, select=select, ess_threshold=0.0, **fields)
+        assert (output.log_weights == -torch.inf).any()
+        lost = int((output.sequence_log_weights == -torch.inf).sum())
+        assert (lost > 0) == returned
+        told = [message for message in messages if "without weight" in message]
+        assert len(told) == returned
+        assert not told or told[0].startswith(f"{lost} of the 6 rows")
