@@ -13,6 +13,7 @@ from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import GenerationConfig, GenerationMixin
 
 from .common.fields import SchemeConfig, bad_value, field_names, shown
@@ -126,8 +127,13 @@ class SemSpecConfig(GenerationConfig):
         """
         if "semspec" in kwargs and not (defaults_only and self.semspec is not None):
             self.semspec = kwargs.pop("semspec")
-        # `generate` offers every entry of the model's own config: one named like another scheme's field is not for us.
-        foreign = {name: kwargs.pop(name) for name in list(kwargs) if _is_field(name) and not hasattr(self, name)}
+        # `generate` offers every entry of the model's own config: one named like another scheme's field is not for us,
+        # and a tensor (the `labels` of a trainer's batch) is the model's input.
+        foreign = {
+            name: kwargs.pop(name)
+            for name, value in list(kwargs.items())
+            if _is_field(name) and (not hasattr(self, name) or isinstance(value, torch.Tensor))
+        }
         # transformers 4.57 has neither flag and would take them for attributes.
         flags = {"defaults_only": defaults_only, "allow_custom_entries": allow_custom_entries}
         unused = super().update(**{name: True for name, on in flags.items() if on}, **kwargs)

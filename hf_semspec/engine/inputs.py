@@ -18,7 +18,10 @@ _KNOWN = (
     "use_cache",
     "logits_to_keep",
 )
-
+# What trainers pass and plain decoding drops: it serves a loss.
+_DROPPED = ("labels", "output_router_logits", "num_items_in_batch")
+# Which tokens are images; all 0 for text.
+_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 _ENCODED = "pixel_values (or other inputs that an image or audio encoder turned into mm_encoder_outputs)"
 
 
@@ -68,7 +71,7 @@ def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any
     Raises:
         ValueError: an input that no scheme can honour, or a cache that does not fit the ids and the mask.
     """
-    foreign = sorted(name for name, value in model_kwargs.items() if name not in _KNOWN and not _is_empty(value))
+    foreign = sorted(name for name, value in model_kwargs.items() if not _is_idle(model, name, value))
     if foreign:
         # transformers encodes images and sounds before any decoding method sees them.
         foreign = [_ENCODED if name == "mm_encoder_outputs" else name for name in foreign]
@@ -163,13 +166,21 @@ def _check_positions(position_ids: torch.Tensor | None, visible: torch.Tensor, w
     """Refuse positions other than those that follow from the mask."""
     if position_ids is None:
         return
-    expected = (visible.long().cumsum(dim=-1) - 1)[:, visible.shape[1] - position_ids.shape[-1] :]
+    columns = min(position_ids.shape[-1], visible.shape[1])
+    seen = visible[:, visible.shape[1] - columns :]
+    expected = (visible.long().cumsum(dim=-1) - 1)[:, visible.shape[1] - columns :]
     given = position_ids.to(visible.device)
-    if given.dim() != 2 or not bool(((given == expected) | ~visible[:, -given.shape[-1] :]).all()):
+    # In three dimensions a token of text has the same position in each of the first, and `generate` makes them so.
+    if given.dim() not in (2, 3) or given.shape[-1] != columns or not bool(((given == expected) | ~seen).all()):
         raise ValueError(
             "semspec does not support position_ids of the caller's own: leave them out, the mask decides them"
         )
 
 
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and all(part is None for part in value.values()))
+def _is_idle(model: Any, name: str, value: Any) -> bool:
+    """Whether the model input `name` changes nothing that `model` reads beside the ids, the mask and the cache."""
+    if name in _KNOWN or name in _DROPPED or value is None:
+        return True
+    if isinstance(value, dict):
+        return all(part is None for part in value.values())
+    return name in _TYPES and text_config(model) is not model.config and not bool(value.any())

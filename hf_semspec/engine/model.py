@@ -46,7 +46,11 @@ class CachedModel:
         self.last_position = max(last_position, 0)
         self.cache.expect(self.last_position + 64 & ~63)  # kernels like even sizes
         self.cache_name = cache_argument(model)
-        self.keeps_logits = "logits_to_keep" in forward_parameters(model)
+        parameters = forward_parameters(model)
+        self.keeps_logits = "logits_to_keep" in parameters
+        self.settings = {"use_cache": True, "return_dict": True}
+        if "output_router_logits" in parameters:
+            self.settings["output_router_logits"] = False  # the loss that a config may ask for reads a 2-D mask
         self.device = compute_device(model)
         self.dtype: torch.dtype = model.dtype
         self.inference_mode = keeps_no_tensors(model)
@@ -203,8 +207,7 @@ class CachedModel:
             "attention_mask": mask,
             "position_ids": positions,
             self.cache_name: source.cache,
-            "use_cache": True,
-            "return_dict": True,
+            **self.settings,
         }
         if self.keeps_logits and (not isinstance(keep, int) or keep < ids.shape[1]):
             arguments["logits_to_keep"] = keep

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from packaging.version import Version
 from transformers import (
     AutoModelForCausalLM,
@@ -126,3 +127,16 @@ def test_a_longrope_text_past_the_change_works() -> None:
     inputs = prompts((20, 17))
     output = assisted(model, draft_of(model, "near"), inputs, max_new_tokens=8)
     assert torch.equal(new_tokens(output, inputs), plain_rows(model, inputs, max_new_tokens=8))
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "GraniteMoe", "GptOss"])
+@pytest.mark.parametrize("kind", ["lossless", "parse"])
+def test_b09_a_mixture_of_experts_whose_config_asks_for_router_logits(name: str, kind: str) -> None:
+    """Their auxiliary loss reads a 2-D mask, and nobody asked for it."""
+    fields = {**LLAMA, "num_key_value_heads": 2, "output_router_logits": True}
+    fields |= {"moe_intermediate_size": 32, "head_dim": 8} if "oe" in name[5:] or name == "GptOss" else {}
+    experts = "num_experts" if name in ("Qwen2Moe", "Qwen3Moe", "Olmoe") else "num_local_experts"
+    model = build(getattr(transformers, f"{name}Config")(**fields, **{experts: 4}, num_experts_per_tok=2)).float()
+    inputs = prompts((5, 9, 3))
+    output = assisted(model, draft_of(model, "near"), inputs, kind, max_new_tokens=9)
+    assert torch.equal(new_tokens(output, inputs), plain_rows(model, inputs, max_new_tokens=9))

@@ -1,12 +1,17 @@
 """Ids, masks and embeddings as a caller may pass them."""
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
+from transformers import PreTrainedModel
+from transformers.utils import TransformersKwargs
 
 from hf_semspec import SemSpecConfig
-from tests.helpers import EXACT, WEAK_DRAFTS, assisted, exact, plain, refuses
+from tests.helpers import EXACT, VERSION, WEAK_DRAFTS, assisted, exact, new_tokens, plain, plain_rows, refuses
 from tests.models import draft_of, prompts, tiny
 
 pytestmark = [WEAK_DRAFTS, pytest.mark.seam]
@@ -70,3 +75,57 @@ def test_ui56_inputs_embeds_are_refused_by_name() -> None:
     mask = torch.ones(1, 4, dtype=torch.long)
     for inputs in ({"inputs_embeds": embeds}, {"inputs_embeds": embeds, "attention_mask": mask}):
         refuses(target, draft_of(target, "near"), inputs, "inputs_embeds", generation_config=config)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_b07_what_plain_decoding_drops_is_dropped(kind: str) -> None:
+    """`Seq2SeqTrainer` passes its whole batch."""
+    target, inputs = tiny("llama", 4), prompts((6,), seed=4)
+    batch = {**inputs, "labels": inputs["input_ids"]}
+    draft = draft_of(target, "near")
+    expected = plain(target, batch, max_new_tokens=9)
+    assert torch.equal(assisted(target, draft, batch, kind, max_new_tokens=9), expected)
+    if "output_router_logits" in getattr(TransformersKwargs, "__optional_keys__", ()):
+        batch["output_router_logits"] = False
+        assert torch.equal(assisted(target, draft, batch, kind, max_new_tokens=9), expected)
+
+
+def qwen_vl(version: str, layers: int = 2) -> PreTrainedModel:
+    """A tiny Qwen2-VL, 2.5-VL or 3-VL; its text positions have three dimensions."""
+    name = f"Qwen{version}VL" if version != "2.5" else "Qwen2_5_VL"
+    text = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "initializer_range": 0.3}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    text["rope_parameters" if Version("5") <= VERSION else "rope_scaling"] = rope
+    text |= {"head_dim": 8} if version == "3" else {}
+    sight = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32}
+    sight |= {"deepstack_visual_indexes": [0]} if version == "3" else {}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text,
+        vision_config=sight,
+        vision_start_token_id=91,
+        image_token_id=92,
+        video_token_id=93,
+    )
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config).double().eval()
+
+
+@pytest.mark.parametrize("version", ["2", "2.5", "3"])
+@pytest.mark.parametrize("kind", EXACT)
+def test_b11_text_for_a_model_with_positions_in_three_dimensions(kind: str, version: str) -> None:
+    """`generate` makes such positions by itself; a processor may add token types, which are 0 for text."""
+    target, inputs = qwen_vl(version), prompts((7, 4), vocab=90)
+    draft = draft_of(target, "near")
+    output = assisted(target, draft, inputs, kind, max_new_tokens=9)
+    assert torch.equal(new_tokens(output, inputs), plain_rows(target, inputs, max_new_tokens=9))
+    if "mm_token_type_ids" in inspect.signature(target.forward).parameters:
+        typed = {**inputs, "mm_token_type_ids": torch.zeros_like(inputs["input_ids"])}
+        assert torch.equal(assisted(target, draft, typed, kind, max_new_tokens=9), output)
+
+
+def test_b11_positions_of_another_text_are_refused() -> None:
+    target, inputs = qwen_vl("3"), prompts((7,), vocab=90)
+    positions = torch.arange(3, 10).expand(4, 1, -1)
+    config = exact("lossless", max_new_tokens=4)
+    refuses(target, tiny("llama"), inputs, "position_ids", generation_config=config, position_ids=positions)

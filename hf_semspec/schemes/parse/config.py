@@ -16,8 +16,8 @@ class PARSEConfig(SchemeConfig):
     Parallel prefix verification (arXiv 2605.04263).
 
     The draft writes a whole answer, the target judges it and many of its prefixes in one forward pass, and goes on
-    from the last one before the first that fails. The judge is the target itself, asked in words: how good the output is depends on how
-    well it judges.
+    from the last one before the first that fails. The judge is the target itself, asked in words: how good the output
+    is depends on how well it judges.
 
     Args:
         segment_tokens (`int`, *optional*, defaults to 48):
