@@ -235,15 +235,8 @@ def _expose_fields() -> None:
 _expose_fields()
 
 
-_INPUTS = (
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    "inputs_embeds",
-    "token_type_ids",
-    "past_key_values",
-    "cache",
-)
+_TAKEN = {"scheme", "name", "semspec"}  # beside what `generate` and its config know
+_TAKEN |= {"input_ids", "attention_mask", "position_ids", "inputs_embeds", "past_key_values", "cache"}
 _named: set[type[SchemeConfig]] = set()  # classes that got their name by being registered
 
 
@@ -264,8 +257,7 @@ def register_scheme(
             `SemSpecConfig`.
         accept (`Callable`, *optional*): The rule of a token-level scheme: gets the scored [`Block`] of a round, of one
             chain, and the config, and returns the [`Acceptance`]. Everything else is done for it.
-        decode (`Callable`, *optional*): A whole loop instead: gets the `Request`, returns the output and its
-            statistics.
+        decode (`Callable`, *optional*): A whole loop instead: from a `Request` to the output and its statistics.
 
     Raises:
         ValueError: If the name is taken, the class is not as said, a field is named like something else that
@@ -287,14 +279,7 @@ def register_scheme(
         raise ValueError(f"`{config_class.__name__}` must be decorated with @dataclass(frozen=True, kw_only=True).")
     if accept is not None and issubclass(config_class, token_level.ChainsConfig):
         raise ValueError(f"`{config_class.__name__}` has `num_chains`, but a rule gets one: inherit TokenLevelConfig.")
-    taken = {
-        *_generation_names(),
-        *signature(GenerationMixin.generate).parameters,
-        *_INPUTS,
-        "scheme",
-        "name",
-        "semspec",
-    }
+    taken = _TAKEN | {*_generation_names(), *signature(GenerationMixin.generate).parameters}
     for own in field_names(config_class):
         if own in taken or (hasattr(SemSpecConfig, own) and not _is_field(own)):
             raise ValueError(f"the field `{own}` means something else to SemSpecConfig: give it another name.")
