@@ -37,12 +37,12 @@ def test_a_greedy_row_is_what_it_is_alone(seed: int, chains: int) -> None:
         assert torch.equal(batch.triggers[row], alone.triggers[0])
 
 
-def test_triggers_behind_the_end_are_not_in_the_record() -> None:
+def test_triggers_behind_the_end_are_neither_recorded_nor_counted() -> None:
     """Without an EOS a stopping criterion ends all rows at once, inside a block whose last token a trigger drew."""
     model = tiny("llama", 2)
     draft, inputs = draft_of(model, "near"), prompts((5, 3, 7))
     fields = {"trigger": "random", "trigger_rate": 0.5, "num_draft_tokens": 4, "max_new_tokens": 20}
-    whole, cut = run(model, draft, inputs, **fields), []
+    whole = run(model, draft, inputs, **fields)
     for length in range(2, 12):
         config = SemSpecConfig("easd", return_dict_in_generate=True, **fields)
         ends = [lambda ids, scores, width=7 + length: torch.full(ids.shape[:1], ids.shape[1] >= width)]
@@ -50,8 +50,7 @@ def test_triggers_behind_the_end_are_not_in_the_record() -> None:
         output = model.generate(**inputs, assistant_model=draft, generation_config=config, stopping_criteria=ends)
         assert output.triggers.shape == (3, length)
         assert torch.equal(output.triggers, whole.triggers[:, :length])
-        cut.append(output.stats.resampled - int(output.triggers.sum()))
-    assert max(cut) > 0
+        assert output.stats.resampled == int(output.triggers.sum())
 
 
 def test_plain_penalty_never_changes_greedy_text() -> None:

@@ -57,10 +57,9 @@ def test_a_prompt_whose_particles_are_all_finished_leaves_the_batch() -> None:
     target, draft = pair(1)
     inputs = prompts((4, 8), seed=2)
     call = {"stopping_criteria": StoppingCriteriaList([RowLengths([8 + 6, 8 + 22])])}
+    fields = {"num_particles": 3, "num_draft_tokens": 3, "max_new_tokens": 30, "eos_token_id": 96, "use_cache": False}
     with Forwards(target) as spy:
-        output = sample(
-            target, draft, inputs, call=call, num_particles=3, num_draft_tokens=3, max_new_tokens=30, eos_token_id=96
-        )
+        output = sample(target, draft, inputs, call=call, **fields)
     assert output.particles[0, :, 8 + 6 :].eq(PAD).all()
     assert output.sequences.shape == (2, 8 + 22)
     rows = [shape[0] for shape in spy.shapes]
