@@ -196,3 +196,23 @@ def test_ui57_synced_gpus_with_two_real_processes_is_refused_in_both() -> None:
         finally:
             process.kill()
         assert process.returncode == 0, errors
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, "x", torch.tensor([1, 2]), object()], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "num_beams"),
+        *("guidance_scale", "penalty_alpha", "prompt_lookup_num_tokens", "cache_implementation", "prefill_chunk_size"),
+        *("output_attentions", "constraints", "dola_layers"),
+    ],
+)
+def test_edge_options_of_odd_types_are_refused_by_name(option: str, value: Any) -> None:
+    config = SemSpecConfig("lossless", max_new_tokens=4)
+    config.__dict__[option] = value
+    target = tiny("llama", 0)
+    if option == "num_assistant_tokens_schedule" and isinstance(value, str):
+        pytest.skip("of its type")
+    if option in ("num_beams", "output_attentions") and isinstance(value, torch.Tensor):
+        pytest.skip("transformers itself fails earlier")
+    refuses(target, draft_of(target, "near"), prompts((4,)), option, generation_config=config)
