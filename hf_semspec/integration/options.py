@@ -17,7 +17,7 @@ from ..engine.cache import ROLLBACK_LAYER_TYPES, text_config
 from ..engine.encoders import PLAINLY, check_encoders, decodes_encoded
 from ..engine.model import takes_masks
 
-# option -> the value (or a test of it) that means it is off
+# option -> the values that mean it is off; the last one, passed by the caller, beats what anybody else set
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
@@ -64,7 +64,10 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         value = getattr(config, option, None)
         if not _is_one_of(value, off):
             more = f"; {STOCK_CALLS[option]}" if option in STOCK_CALLS else ""
-            raise ValueError(f"{option}={value!r} is not supported by semspec: leave it out, or {PLAINLY}{more}")
+            raise ValueError(
+                f"{option}={value!r} is not supported by semspec; {_way_out(model, option, value, off[-1])}, or "
+                f"{PLAINLY}{more}"
+            )
     if getattr(config, "trace", False) and not config.return_dict_in_generate:
         raise ValueError(
             "trace=True puts the record on the output object, but return_dict_in_generate is off: turn it on, or "
@@ -90,6 +93,15 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
     if draft is not None:
         _check_tokenizers(model, draft, scheme, mode_kwargs)
     _warn_of_ignored(config)
+
+
+def _way_out(model: Any, option: str, value: Any, off: Any) -> str:
+    """Who set `option` to `value`, and the argument that sets it off."""
+    argument = f"pass {option}={off!r}"
+    if type(value) is type(stored := getattr(model.generation_config, option, None)) and str(value) == str(stored):
+        return f"the target's own generation config sets it: {argument}"
+    place = "" if off is None else ", or in the generation config that it gets"
+    return f"the call sets it, or the pipeline by itself: {argument} (in a pipeline's generate_kwargs{place})"
 
 
 def _check_presence(scheme: Any, draft: Any, mode_kwargs: dict[str, Any]) -> None:
