@@ -73,6 +73,7 @@ class RaggedLayer(CacheLayerMixin):
         plan = self.planned
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        self._widen(key_states, value_states)
         self.reserve(plan.end)
         keys, values = self.keys, self.values
         if plan.columns is None:
@@ -80,9 +81,14 @@ class RaggedLayer(CacheLayerMixin):
             values.narrow(2, plan.start, plan.end - plan.start).copy_(value_states)
         else:
             rows, columns = plan.slots(keys.device)
-            keys[rows, :, columns] = key_states.transpose(1, 2)
-            values[rows, :, columns] = value_states.transpose(1, 2)
+            keys[rows, :, columns] = key_states.transpose(1, 2).to(keys.dtype)
+            values[rows, :, columns] = value_states.transpose(1, 2).to(values.dtype)
         return keys.narrow(2, 0, plan.end), values.narrow(2, 0, plan.end)
+
+    def _widen(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Hold what both kinds of states fit in: a cache of the caller's may be of another precision."""
+        self.keys = self.keys.to(torch.promote_types(self.keys.dtype, key_states.dtype))
+        self.values = self.values.to(torch.promote_types(self.values.dtype, value_states.dtype))
 
     def reserve(self, end: int) -> None:
         """Make sure that columns up to `end` exist."""

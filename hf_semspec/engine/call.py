@@ -36,13 +36,14 @@ class CallState:
         model, config = request.model, request.generation_config
         self.device = compute_device(model)
         self.sources = Sources(request)
-        self.inputs = inputs = read_inputs(model, request.input_ids, self.sources.text, config)
+        width = request.input_ids.shape[1]
+        self.rules = StopRules(request.criteria, width, config.max_length)
+        self.inputs = inputs = read_inputs(model, request.input_ids, self.sources.text, config, self.rules.room)
         self.offsets = inputs.offsets
         self.role = "target"
         self.randomness = randomness or CallRandomness(self.device, (getattr(model, "_tp_size", None) or 1) > 1)
         self.sampling = bool(config.do_sample)
-        batch, width = inputs.ids.shape
-        self.rules = StopRules(request.criteria, width, config.max_length)
+        batch = len(inputs.ids)
         self.stream = SettledStream(request.streamer, width)
         pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
         self.canvas = Canvas(inputs.ids, inputs.mask, chains, pad, min(self.rules.room, 1024) + 64, self.vocabulary)

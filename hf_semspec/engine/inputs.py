@@ -65,8 +65,8 @@ class Inputs:
         return self.cached if self.only_suffix else [0] * len(self.cached)
 
 
-def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], config: Any) -> Inputs:
-    """Take over what `generate` prepared.
+def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], config: Any, room: int) -> Inputs:
+    """Take over what `generate` prepared, for up to `room` new tokens.
 
     Raises:
         ValueError: an input that no scheme can honour, or a cache that does not fit the ids and the mask.
@@ -95,7 +95,7 @@ def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any
     visible = ids.new_ones((batch, columns), dtype=torch.bool) if mask is None else mask.to(device).bool()
     if not bool(visible[:, columns - width :].any(dim=1).all()):
         raise ValueError("attention_mask hides every token of a row: give each prompt at least one visible token")
-    _check_rotary(model, visible, config.max_length - width)
+    _check_rotary(model, visible, room)
     _check_positions(model_kwargs.get("position_ids"), visible, width)
     cache = given_cache(model_kwargs)
     held = 0 if cache is None else cache.get_seq_length()

@@ -16,7 +16,8 @@ class StopRules:
     Args:
         criteria: `generate`'s prepared stopping criteria.
         prompt_width (`int`): columns of the caller's prompt.
-        max_length (`int`): `generation_config.max_length`.
+        max_length (`int`): what holds where no criterion limits the length; `generate` makes one of its own, whose
+            place one of the caller's takes.
     """
 
     def __init__(self, criteria: Sequence[Any], prompt_width: int, max_length: int) -> None:
@@ -24,7 +25,7 @@ class StopRules:
         limits = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
         self.eos_ids = {int(token) for criterion in eos for token in criterion.eos_token_id.tolist()}
         self.has_eos = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-        self.room = max(min([max_length, *limits]) - prompt_width, 1)
+        self.room = max(min(limits, default=max_length) - prompt_width, 1)
         self.called = [c for c in criteria if type(c) not in (EosTokenCriteria, MaxLengthCriteria)]
 
     def eos_only(self) -> "StopRules":

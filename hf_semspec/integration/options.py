@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ..common.fields import shown
+from ..common.fields import bad_value, shown
 from ..common.warn_once import warn_once
 from ..common.wrappers import forward_parameters, prompt_adapter
 from ..drafts.choose import asks_for_model
@@ -17,7 +17,7 @@ from ..engine.cache import ROLLBACK_LAYER_TYPES, text_config
 from ..engine.encoders import PLAINLY, check_encoders, decodes_encoded
 from ..engine.model import takes_masks
 
-# option -> the value (or a test of it) that means it is off
+# option -> the values that mean it is off; the last one, passed by the caller, beats what anybody else set
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
@@ -37,7 +37,11 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "cache_implementation": (None, "dynamic"),
     "return_legacy_cache": (None, False),
 }
-_IGNORED = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+_IGNORED: dict[str, tuple[type, ...]] = {
+    "num_assistant_tokens": (int,),
+    "num_assistant_tokens_schedule": (str,),
+    "assistant_confidence_threshold": (int, float),
+}
 
 
 def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, Any]) -> None:
@@ -58,9 +62,12 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
     check_encoders(model, draft, scheme)
     for option, off in _REFUSED.items():
         value = getattr(config, option, None)
-        if value not in off:
+        if not _is_one_of(value, off):
             more = f"; {STOCK_CALLS[option]}" if option in STOCK_CALLS else ""
-            raise ValueError(f"{option}={value!r} is not supported by semspec: leave it out, or {PLAINLY}{more}")
+            raise ValueError(
+                f"{option}={value!r} is not supported by semspec; {_way_out(model, option, value, off[-1])}, or "
+                f"{PLAINLY}{more}"
+            )
     if getattr(config, "trace", False) and not config.return_dict_in_generate:
         raise ValueError(
             "trace=True puts the record on the output object, but return_dict_in_generate is off: turn it on, or "
@@ -88,6 +95,15 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
     if draft is not None:
         _check_tokenizers(model, draft, scheme, mode_kwargs)
     _warn_of_ignored(config)
+
+
+def _way_out(model: Any, option: str, value: Any, off: Any) -> str:
+    """Who set `option` to `value`, and the argument that sets it off."""
+    argument = f"pass {option}={off!r}"
+    if type(value) is type(stored := getattr(model.generation_config, option, None)) and str(value) == str(stored):
+        return f"the target's own generation config sets it: {argument}"
+    place = "" if off is None else ", or in the generation config that it gets"
+    return f"the call sets it, or the pipeline by itself: {argument} (in a pipeline's generate_kwargs{place})"
 
 
 def _check_presence(scheme: Any, draft: Any, mode_kwargs: dict[str, Any]) -> None:
@@ -171,6 +187,11 @@ def _reason_against(model: Any) -> str | None:
     return None
 
 
+def _is_one_of(value: Any, plain: tuple[Any, ...]) -> bool:
+    """Whether `value`, of any type, is one of some plain values."""
+    return any(value is one or (isinstance(value, (bool, int, float, str)) and value == one) for one in plain)
+
+
 def _world_size() -> int:
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
@@ -179,9 +200,11 @@ def _world_size() -> int:
 def _warn_of_ignored(config: Any) -> None:
     defaults = GenerationConfig()
     standard = defaults._get_default_generation_params() if hasattr(defaults, "_get_default_generation_params") else {}
-    for option in _IGNORED:
-        usual = {None, getattr(defaults, option, None), standard.get(option)}
-        if getattr(config, option, None) not in usual:
+    for option, kinds in _IGNORED.items():
+        value = getattr(config, option, None)
+        if value is not None and not isinstance(value, kinds):
+            raise bad_value(option, value, "left out under semspec")
+        if not _is_one_of(value, (None, getattr(defaults, option, None), standard.get(option))):
             warn_once(
                 f"{option} has no effect under semspec: num_draft_tokens is the one knob for the length of drafts"
             )

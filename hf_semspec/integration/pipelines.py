@@ -4,6 +4,7 @@ pipeline."""
 from collections.abc import Callable
 from typing import Any
 
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ..drafts.vocabulary import vocabulary_size
@@ -24,9 +25,9 @@ def load_assistant(
         config = AutoConfig.from_pretrained(assistant_model)
         if getattr(config, "quantization_config", None) is not None:
             assistant_tokenizer = AutoTokenizer.from_pretrained(assistant_model)
-            assistant_model = AutoModelForCausalLM.from_pretrained(
-                assistant_model, config=config, device_map=model.device
-            )
+            saved_as = next(iter(config.architectures or ()), "")
+            loader = getattr(transformers, saved_as, AutoModelForCausalLM)
+            assistant_model = loader.from_pretrained(assistant_model, config=config, device_map=model.device)
     if not isinstance(assistant_model, str) and vocabulary_size(model) == vocabulary_size(assistant_model):
         special = ("eos_token_id", "pad_token_id", "bos_token_id")
         mine, theirs = model.config.get_text_config(), assistant_model.config.get_text_config()

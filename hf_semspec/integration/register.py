@@ -1,10 +1,11 @@
-"""The seam in transformers: one generation mode, one method, four narrow wrappers that hand on every call that is
+"""The seam in transformers: one generation mode, one method, five narrow wrappers that hand on every call that is
 not ours."""
 
 import contextlib
 import functools
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from transformers import GenerationConfig
@@ -24,6 +25,8 @@ MODE = "semspec"
 METHOD = "_semspec_decoding"
 # Since 5.24 it encodes images as well, and drops them, which the draft still needs.
 ENCODE = "_maybe_prepare_encoder_kwargs_for_generation"
+# Whether `generate` is at its token healing, where it calls itself for one plain token, under the model's own config.
+_healing = ContextVar("healing", default=False)
 _lock = threading.Lock()
 _originals: dict[tuple[Any, str], Any] = {}
 
@@ -42,6 +45,7 @@ def register() -> None:
         setattr(generation_utils.GenerationMixin, METHOD, _semspec_decoding)
         _wrap(GenerationConfig, "get_generation_mode", _get_generation_mode)
         _wrap(generation_utils.GenerationMixin, "_validate_generation_mode", _validate_generation_mode)
+        _wrap(generation_utils.GenerationMixin, "heal_tokens", _heal_tokens)
         if hasattr(generation_utils.GenerationMixin, ENCODE):
             _wrap(generation_utils.GenerationMixin, ENCODE, _encode)
         _wrap(pipelines_base, "load_assistant_model", load_assistant)
@@ -71,9 +75,17 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 def _get_generation_mode(original: Callable[..., Any], config: Any, assistant_model: Any = None) -> Any:
-    if getattr(config, "semspec", None) is not None and not config.is_assistant:
+    if getattr(config, "semspec", None) is not None and not config.is_assistant and not _healing.get():
         return MODE
     return original(config, assistant_model)
+
+
+def _heal_tokens(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    token = _healing.set(True)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _healing.reset(token)
 
 
 def _validate_generation_mode(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
+from transformers import DynamicCache, MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
 
 from tests.callbacks import OnToken
 from tests.helpers import (
@@ -298,3 +298,16 @@ def test_rows_that_end_apart_are_padded_like_plain() -> None:
         )
         assert torch.equal(output, expected), name
     assert first_occurrence(rows[0].tolist(), 4)
+
+
+@pytest.mark.parametrize("limit", [4, 9, 14, 21])
+@pytest.mark.parametrize("kind", EXACT)
+def test_edge_a_length_criterion_of_the_callers_own_rules_alone(kind: str, limit: int) -> None:
+    """As in plain decoding it takes the place of the one that `max_new_tokens` makes, shorter or longer."""
+    target, inputs = tiny("llama", 3), prompts((5, 3), seed=3)
+    call = {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(limit)])}
+    output = assisted(target, draft_of(target, "near"), inputs, kind, call=call, max_new_tokens=9)
+    assert torch.equal(new_tokens(output, inputs), plain_rows(target, inputs, max_new_tokens=max(limit - 5, 1)))
+    alone = prompts((5,), seed=3)
+    expected = plain(target, alone, call=call, max_new_tokens=9)
+    assert torch.equal(assisted(target, draft_of(target, "near"), alone, kind, call=call, max_new_tokens=9), expected)

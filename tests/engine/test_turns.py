@@ -1,5 +1,6 @@
 """A cache that comes with a call: turns of a chat, and rows that ended apart."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -213,3 +214,23 @@ def test_a_long_conversation_over_one_cache(kind: str) -> None:
         mask = torch.ones_like(ids)
         mask[0, :4] = 0
         inputs = {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["made under autocast", "used under autocast"])
+@pytest.mark.parametrize("kind", EXACT)
+def test_edge_a_cache_of_another_precision(kind: str, first: bool) -> None:
+    """As in plain decoding the wider of both is used."""
+    target = tiny("llama", 6, attention="sdpa", dtype=torch.float32)
+    draft, inputs = draft_of(target, "near", seed=6), prompts((9, 9), seed=6)
+    written = []
+    for run in (plain, partial(assisted, kind=kind)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=first):
+            turn = plain(target, inputs, max_new_tokens=5, return_dict_in_generate=True)
+        again = second_turn(turn, inputs)
+        arguments = (target, again) if run is plain else (target, draft, again)
+        with torch.autocast("cpu", torch.bfloat16, enabled=not first):
+            output = run(*arguments, call={CACHE: turn[CACHE]}, max_new_tokens=8, return_dict_in_generate=True)
+        written.append(output)
+    assert torch.equal(written[0].sequences[:, :-7], written[1].sequences[:, :-7])
+    expected, found = (states(cache_of(output)) for output in written)
+    assert [(k.dtype, v.dtype) for k, v in found] == [(k.dtype, v.dtype) for k, v in expected]

@@ -199,3 +199,60 @@ def test_ui57_synced_gpus_with_two_real_processes_is_refused_in_both() -> None:
         finally:
             process.kill()
         assert process.returncode == 0, errors
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, "x", torch.tensor([1, 2]), object()], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "num_beams"),
+        *("guidance_scale", "penalty_alpha", "prompt_lookup_num_tokens", "cache_implementation", "prefill_chunk_size"),
+        *("output_attentions", "constraints", "dola_layers"),
+    ],
+)
+def test_edge_options_of_odd_types_are_refused_by_name(option: str, value: Any) -> None:
+    config = SemSpecConfig("lossless", max_new_tokens=4)
+    config.__dict__[option] = value
+    target = tiny("llama", 0)
+    if option == "num_assistant_tokens_schedule" and isinstance(value, str):
+        pytest.skip("of its type")
+    if option in ("num_beams", "output_attentions") and isinstance(value, torch.Tensor):
+        pytest.skip("transformers itself fails earlier")
+    refuses(target, draft_of(target, "near"), prompts((4,)), option, generation_config=config)
+
+
+@pytest.mark.parametrize(
+    ("field", "way"),
+    [
+        ({"num_beams": 5}, "pass num_beams=1"),
+        ({"cache_implementation": "static"}, "pass cache_implementation='dynamic'"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "pass penalty_alpha=0"),
+        ({"prompt_lookup_num_tokens": 3}, "pass prompt_lookup_num_tokens=None"),
+    ],
+    ids=["beams", "static", "contrastive", "lookup"],
+)
+@pytest.mark.deprecated
+@pytest.mark.filterwarnings("ignore:.*generation_config.*")
+@pytest.mark.filterwarnings("ignore:.*generation flags.*")
+def test_b12_an_option_of_the_folder_is_named_with_the_argument_that_works(field: dict[str, Any], way: str) -> None:
+    """What a folder sets cannot be left out, and `None` in the call's config does not beat it."""
+    target, inputs = tiny("llama", 0), prompts((4,))
+    draft = draft_of(target, "near")
+    expected = plain(target, inputs, max_new_tokens=6)
+    target.generation_config.update(**field)
+    option = next(iter(field))
+    config = SemSpecConfig("lossless", max_new_tokens=6)
+    with pytest.raises(ValueError, match=f"{option}=.*the target's own generation config sets it: {way}, or decode"):
+        target.generate(**inputs, assistant_model=draft, generation_config=config)
+    off = {"num_beams": 1, "cache_implementation": "dynamic", "penalty_alpha": 0, "prompt_lookup_num_tokens": None}
+    output = target.generate(**inputs, assistant_model=draft, generation_config=config, **{option: off[option]})
+    assert torch.equal(output, expected)
+
+
+def test_b12_an_option_that_a_pipeline_sets_is_named_with_the_argument_that_works() -> None:
+    """Beams of the speech pipeline come in a copy of the call's config."""
+    target = tiny("llama", 0)
+    config = SemSpecConfig("lossless", max_new_tokens=6)
+    config.update(num_beams=5)
+    match = r"the call sets it, or the pipeline by itself: pass num_beams=1 \(in a pipeline's generate_kwargs, or in"
+    refuses(target, draft_of(target, "near"), prompts((4,)), match, generation_config=config)

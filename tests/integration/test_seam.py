@@ -12,7 +12,7 @@ from transformers.pipelines import base as pipelines_base
 import hf_semspec
 from hf_semspec import DecodingStats, SemSpecConfig, SemSpecOutput, record_stats, register, unregister
 from tests.helpers import EXACT, SINGLE, WEAK_DRAFTS, Forwards, assisted, exact, plain
-from tests.models import draft_of, prompts, tiny
+from tests.models import draft_of, prompts, tiny, tokenizer
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
 
@@ -81,7 +81,7 @@ def test_register_is_idempotent_and_unregister_restores_every_original() -> None
     assert added == {"mode.semspec", "GenerationMixin._semspec_decoding"}
     assert {"GenerationConfig.get_generation_mode", "GenerationMixin._validate_generation_mode"} < changed
     encodes = "GenerationMixin._maybe_prepare_encoder_kwargs_for_generation"  # since 5.24
-    assert len(changed) == 3 + (encodes in without)
+    assert len(changed) == 4 + (encodes in without)
     assert all(
         getattr(value, "__module__", "").startswith("transformers")
         for name, value in without.items()
@@ -160,3 +160,23 @@ def test_dispatch_is_on_the_key_not_on_the_class() -> None:
 def test_public_names() -> None:
     assert hf_semspec.__all__ == sorted(hf_semspec.__all__)
     assert all(hasattr(hf_semspec, name) for name in hf_semspec.__all__)
+
+
+@pytest.mark.parametrize("place", ["model", "call"])
+@pytest.mark.parametrize("kind", EXACT)
+def test_b14_token_healing_decodes_its_one_token_plainly(kind: str, place: str) -> None:
+    """`generate` calls itself there, without the draft, under the model's own generation config."""
+    target, words = tiny("llama", 0), tokenizer()
+    words.bos_token = "<eos>"
+    ids = words("Hello <", return_tensors="pt")["input_ids"]
+    call = {"tokenizer": words, "token_healing": True}
+    expected = target.generate(ids, max_new_tokens=6, **call)
+    scheme = exact(kind, max_new_tokens=6, token_healing=True)
+    draft = draft_of(target, "near")
+    if place == "model":
+        target.generation_config = scheme
+        assert torch.equal(target.generate(ids, semspec=None, tokenizer=words), expected)
+        assert torch.equal(target.generate(ids, assistant_model=draft, tokenizer=words), expected)
+    else:
+        output = target.generate(ids, assistant_model=draft, tokenizer=words, generation_config=scheme)
+        assert torch.equal(output, expected)
