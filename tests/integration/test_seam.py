@@ -171,12 +171,12 @@ def test_b14_token_healing_decodes_its_one_token_plainly(kind: str, place: str) 
     ids = words("Hello <", return_tensors="pt")["input_ids"]
     call = {"tokenizer": words, "token_healing": True}
     expected = target.generate(ids, max_new_tokens=6, **call)
-    scheme = exact(kind, max_new_tokens=6, token_healing=True)
     draft = draft_of(target, "near")
     if place == "model":
-        target.generation_config = scheme
-        assert torch.equal(target.generate(ids, semspec=None, tokenizer=words), expected)
-        assert torch.equal(target.generate(ids, assistant_model=draft, tokenizer=words), expected)
+        target.generation_config = exact(kind, max_new_tokens=6)
+        assert torch.equal(target.generate(ids, semspec=None, **call), expected)
+        assert torch.equal(target.generate(ids, assistant_model=draft, **call), expected)
     else:
+        scheme = exact(kind, max_new_tokens=6, token_healing=True)
         output = target.generate(ids, assistant_model=draft, tokenizer=words, generation_config=scheme)
         assert torch.equal(output, expected)
