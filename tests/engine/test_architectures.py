@@ -139,4 +139,5 @@ def test_b09_a_mixture_of_experts_whose_config_asks_for_router_logits(name: str,
     model = build(getattr(transformers, f"{name}Config")(**fields, **{experts: 4}, num_experts_per_tok=2)).float()
     inputs = prompts((5, 9, 3))
     output = assisted(model, draft_of(model, "near"), inputs, kind, max_new_tokens=9)
+    model.config.output_router_logits = False  # plain decoding trips over it, too, on transformers 4.57
     assert torch.equal(new_tokens(output, inputs), plain_rows(model, inputs, max_new_tokens=9))
