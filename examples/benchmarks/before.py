@@ -72,19 +72,25 @@ def main() -> None:
     if arguments.worker:
         decode_forever()
         return
+    # Not for a worker, whose package may have none of these.
     import numpy
-    from scipy.stats import bootstrap
+
+    from examples.benchmarks.timing import median_ratio
+    from hf_semspec.evaluation.report import markdown_table
+    from hf_semspec.evaluation.statistics import bootstrap
 
     workers = [worker(path.resolve()) for path in (Path(__file__).parents[2], arguments.before)]
     for process in workers:
         turn(process)  # warm up
     turns = [[turn(process) for process in workers] for _ in range(arguments.turns)]
-    print("| case | ms a token | over before | 95 % |\n|---|---:|---:|---:|")
+    rows = []
     for name in CASES:
-        ratios = numpy.array([now[name] / before[name] for now, before in turns])
-        low, high = bootstrap((ratios,), numpy.median, rng=numpy.random.default_rng(0)).confidence_interval
-        milliseconds = 1000 * numpy.median([now[name] for now, _ in turns])
-        print(f"| {name} | {milliseconds:.2f} | {numpy.median(ratios):.3f} | {low:.3f} to {high:.3f} |")
+        ours, theirs = ([turn[place][name] for turn in turns] for place in (0, 1))
+        interval = bootstrap([now / before for now, before in zip(ours, theirs, strict=True)], numpy.median)
+        low, high = interval if interval is not None else (numpy.nan, numpy.nan)
+        ratio = median_ratio(ours, theirs)
+        rows.append([name, f"{1000 * numpy.median(ours):.2f}", f"{ratio:.3f}", f"{low:.3f} to {high:.3f}"])
+    print(markdown_table(["case", "ms a token", "over before", "95 %"], rows))
     for process in workers:
         process.kill()
 

@@ -73,7 +73,8 @@ class RaggedLayer(CacheLayerMixin):
         plan = self.planned
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self._widen(key_states, value_states)
+        if (self.keys.dtype, self.values.dtype) != (key_states.dtype, value_states.dtype):
+            self._widen(key_states, value_states)
         self.reserve(plan.end)
         keys, values = self.keys, self.values
         if plan.columns is None:
@@ -323,6 +324,12 @@ def crossed_cache(states: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Dynami
 def paired_caches(own: Cache, crossed: DynamicCache) -> EncoderDecoderCache:
     """`own` for a decoder's attention to its text, beside what it has of its encoder."""
     return EncoderDecoderCache(own, crossed)
+
+
+def states_of(cache: Cache, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys and values of the layer `index`, (batch, heads, columns, head_dim) each."""
+    layer = cache.layers[index]
+    return layer.keys, layer.values
 
 
 def cross_states(crossed: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -67,6 +67,10 @@ class CallRandomness:
         """Uniform numbers in [0, 1)."""
         return torch.rand(shape, generator=self.generator, device=self.device, dtype=dtype)
 
+    def coins(self, *shape: int) -> torch.Tensor:
+        """Uniform numbers in [0, 1) of the second generator, for controls that leave the other draws as they are."""
+        return torch.rand(shape, generator=self.second, device=self.device)
+
     def draw(self, law: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """One id from each row of `law` (rows, vocabulary), probabilities that need not be normalised.
 

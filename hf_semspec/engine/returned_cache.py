@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from .cache import Cache, RowStates, cut, held, new_dynamic_cache, rows_of, text_config
+from .cache import Cache, RowStates, cut, held, new_dynamic_cache, rows_of, states_of, text_config
 from .encoders import Sources
 from .inputs import Inputs
 from .model import CachedModel
@@ -54,9 +54,8 @@ def build_cache(
         if pairs:
             keys, values = (_padded([pair[part] for pair in pairs], moves, width - first) for part in (0, 1))
             if padding is not None:
-                read = padding.cache.layers[index]
-                _fill(keys, read.keys, padding, returned.rows)
-                _fill(values, read.values, padding, returned.rows)
+                for block, read in zip((keys, values), states_of(padding.cache, index), strict=True):
+                    _fill(block, read, padding, returned.rows)
             cache.update(keys, values, index)
     return cache
 

@@ -106,13 +106,16 @@ class Speculation:
     def draft_and_score(self) -> Block:
         """γ draft forwards and one target forward over the drafted block."""
         canvas = self.call.canvas
-        rooms = [self.limits[row] - canvas.generated[row] for row in self.live]
-        counts = self.drafter.plan(self.live, canvas, rooms)
+        counts = self.drafter.plan(self.live, canvas, self._rooms())
         num_tokens = max(counts)
         draft = self.drafter.propose(canvas, self.live, counts) if num_tokens else None
         ends = [length + num_tokens for length in self.call.lengths(self.live) for _ in range(self.chains)]
         ids = canvas.read(self.live, 1, num_tokens)
         return self._score(self.target.forward(ids, ends, num_tokens + 1, self.with_hidden), draft)
+
+    def _rooms(self) -> list[int]:
+        """For each live row, how many new tokens it may still get."""
+        return [self.limits[row] - self.call.canvas.generated[row] for row in self.live]
 
     def _score(self, fed: Fed, draft: Draft | None) -> Block:
         call, width = self.call, fed.logits.shape[1]
@@ -148,8 +151,7 @@ class Speculation:
     def _read(self, block: Block, decision: Acceptance) -> Decided:
         """The next tokens are drawn, the one host read brings what was decided, and the canvas shows the new ids."""
         canvas = self.call.canvas
-        rooms = [self.limits[row] - canvas.generated[row] for row in self.live]
-        decided, found, draft_broken = read_decision(block, self.drawn(decision), rooms)
+        decided, found, draft_broken = read_decision(block, self.drawn(decision), self._rooms())
         bad = any(found) if not self.pause_masked else BROKEN in found
         check_laws(bad + 2 * draft_broken, self.call.request, self.call.role)
         self.masked.update(row for row, masked in zip(self.live, decided.masked, strict=True) if masked)
@@ -214,9 +216,8 @@ class Speculation:
             if accepted < len(decided.tokens[i]):
                 outcome = OUTCOMES[decided.outcomes[i]]
             self.call.count(row, kept[i], drafted, accepted, outcome)
-            if drafted == 0:
-                continue
-            self.drafter.observe(accepted, accepted + (decided.outcomes[i] != BONUS))
+            if drafted:
+                self.drafter.observe(accepted, accepted + (decided.outcomes[i] != BONUS))
 
     def _align(self, chains: list[int], num_drafted: int) -> None:
         """Give every chain of a row the cache of the chain that was committed."""

@@ -70,15 +70,13 @@ def find(name: Any, option: str = "scheme") -> Scheme:
         ValueError: there is none; the message names the option, what there is, and how to get another.
     """
     if not known(name):
-        way = (
-            ""
-            if not isinstance(name, str)
-            else (
-                " Register a scheme of your own first: import its module, name its file with --scheme-file on the "
-                f"command line, or install a package that has it as an entry point of the group {ENTRY_POINTS!r}."
-            )
+        error = bad_value(option, name, f"one of {listed(SCHEMES)}")
+        if not isinstance(name, str):
+            raise error
+        raise ValueError(
+            f"{error} Register a scheme of your own first: import its module, name its file with --scheme-file on the "
+            f"command line, or install a package that has it as an entry point of the group {ENTRY_POINTS!r}."
         )
-        raise ValueError(f"{bad_value(option, name, f'one of {listed(SCHEMES)}')}{way}")
     return SCHEMES[name]
 
 

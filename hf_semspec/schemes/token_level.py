@@ -128,11 +128,11 @@ class RuleRounds(TokenLevelRounds):
         call, config: as [`TokenLevelRounds`].
     """
 
+    with_laws = True
+
     def __init__(self, rule: Rule, call: CallState, config: Any) -> None:
         super().__init__(call, config)
         self.rule = rule
-
-    with_laws = True
 
     def accept(self, block: Block) -> Acceptance:
         """What the rule decides."""

@@ -125,7 +125,7 @@ def uncertain_agreements(
     h_p, h_q = entropy(log_p), entropy(log_q)
     if config.trigger == "random":
         # One coin a depth, so that chains which share a prefix share their triggers.
-        coins = torch.rand(h_p[:, :1].shape, generator=call.randomness.second, device=h_p.device)
+        coins = call.randomness.coins(*h_p[:, :1].shape)
         return h_p, h_q, (coins < config.trigger_rate).expand_as(h_p)
     thresholds = config.target_entropy_threshold, config.draft_entropy_threshold
     if max(thresholds) == torch.inf or config.overlap_threshold > 1:

@@ -57,5 +57,5 @@ class Scorer:
             return (log_p - larger).exp(), (log_q - larger).exp()
         if config.scorer == "none":
             return 0 * ones, ones
-        coins = torch.rand(len(counts), generator=self.call.randomness.second, device=self.call.device)
+        coins = self.call.randomness.coins(len(counts))
         return (coins < config.accept_rate).double(), ones

@@ -13,7 +13,6 @@ import torch
 
 from ...common.warn_once import warn_once
 from ...drafts.chain import DraftLength
-from ...engine.cache import text_config
 from ...engine.call import CallState
 from ...engine.misfits import check_laws, describe_model
 from ...engine.outputs import DecodingStats
@@ -66,13 +65,13 @@ class Particles:
         own = with_temperature(processors.copies().processors, scheme.draft_temperature)
         self.drafter = ParticleGenerator(
             request.draft,
-            int(text_config(request.model).vocab_size),
+            call.vocabulary,
             BlockProcessors(own, self.copies),
             call.randomness,
             DraftLength(scheme.num_draft_tokens, lambda: 0.0),
             batch=call.batch,
             chains=self.number,
-            max_length=self.canvas.prompt_width + call.rules.room,
+            max_length=call.longest,
             device=call.device,
             shared_start=self.power == 1,
             static=scheme.compile_draft,
