@@ -179,8 +179,7 @@ class Speculation:
             decided.tokens,
             live,
             canvas.widths(live),
-            lambda at: canvas.shown[:, 0, :at].clone(),
-            lambda at: call.scores.upto(at - canvas.prompt_width),
+            lambda at: canvas.shown[:, 0, :at],
         )
         kept = []
         for row, start, count, end in zip(live, starts, counts, ends, strict=True):
@@ -202,10 +201,10 @@ class Speculation:
                 call.clear(row, starts[i] + kept[i], starts[i] + len(ids))
             elif decided.outcomes[i] == RESAMPLED:
                 self.resampled.append((row, starts[i] + kept[i] - 1))
+            call.substitute(row, ids[: kept[i]], self.drafter.own_vocabulary)
             canvas.hold(row, starts[i] + kept[i])
             call.stats.rows[row].cut += len(ids) - kept[i]
             call.stats.rows[row].emitted += kept[i]
-            call.stats.substituted_tokens += sum(token >= self.drafter.own_vocabulary for token in ids[: kept[i]])
             self.drafter.learn(row, ids[: kept[i]])
         self._align(decided.chains, block.scores.shape[2] - 1)
         self.drafter.commit(canvas.lengths(live))
@@ -249,7 +248,7 @@ class Speculation:
                 self.target_states[row] = self.target.cache.rows(i * self.chains, length - 1)
                 self.draft_states[row] = self.drafter.states(i)
         if self.call.keep_cache:
-            for i in leaving:
+            for i in leaving + paused if self.call.rules.custom else leaving:  # they may end one that pauses
                 row = self.live[i]
                 self.call.keep(row, self.target.cache.rows(i * self.chains, self.call.lengths([row])[0] - 1))
         self.keep(staying)
