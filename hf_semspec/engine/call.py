@@ -53,6 +53,8 @@ class CallState:
         self.keep_cache = (wanted and config.use_cache is not False) or inputs.fills_cache
         self.row_states: list[RowStates] = [[] for _ in range(batch)]
         self.hits: dict[int, int] = {}
+        self.canvas.eos_ids = self.rules.eos_ids
+        self.canvas.ended = self.hits
         self.rows_end_alone = self.rules.has_eos  # without EOS plain `generate` keeps all rows going until the last
         self.late = not self.rows_end_alone or bool(self.rules.custom)  # what rows keep is known at the end only
         self.uncounted: list[tuple[int, int, int, int, int, str | None]] = []

@@ -13,6 +13,7 @@ from .draft import Draft, Drafter
 from .misfits import check_laws, warn_of_low_acceptance
 from .model import CachedModel, Fed
 from .outputs import DecodingStats
+from .prefixes import Prefixes
 from .processors import BROKEN, MASKED, Processors, faults
 from .request import Block, Decided
 from .results import ReturnedRows
@@ -121,7 +122,10 @@ class Speculation:
         call, width = self.call, fed.logits.shape[1]
         raw = fed.logits.to(device=call.device, dtype=torch.float32).view(len(self.live), self.chains, width, -1)
         kept = raw.clone() if call.logits.wanted else None
-        scores = self.processors(raw, call.canvas.shown, self.live, call.canvas.widths(self.live))
+        texts = None
+        if self.processors.wants_text:
+            texts = Prefixes(call.canvas, self.live, *(() if draft is None else (draft.ids, draft.valid)))
+        scores = self.processors(raw, call.canvas.shown, self.live, call.canvas.widths(self.live), texts)
         # The index of the maximum costs several times the maximum.
         peak, choices = (scores.amax(dim=-1), None) if call.sampling else scores.max(dim=-1)
         log_p = functional.log_softmax(scores, dim=-1) if self.with_laws else None

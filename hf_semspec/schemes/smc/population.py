@@ -112,6 +112,10 @@ class Particles:
 
     def draft_and_score(self) -> Scored:
         """γ draft forwards and one target forward over [x0, d_1..d_γ] of all particles."""
+        if self.rounds.processors.wants_text:
+            idle = torch.zeros(self.call.batch, self.number, dtype=torch.bool, device=self.call.device)
+            idle[self.live] = self.finished | (self.log_weights == -torch.inf)
+            self.canvas.idle = idle
         return self._scored(self.rounds.draft_and_score())
 
     def _scored(self, block: Block) -> Scored:
