@@ -161,7 +161,8 @@ class ChainGenerator(Drafter, CandidateGenerator):
             laws.append(log_q)
         # What a row drafts along with the others without being asked is not committed.
         read = [length + (num_tokens - 1 if count else 0) for length, count in zip(lengths, counts, strict=True)]
-        self.filled = [filled if gap > back else new for filled, gap, new in zip(self.filled, gaps, read, strict=True)]
+        left = [0] * len(live) if self.decoder.recurrent else self.filled
+        self.filled = [kept if gap > back else new for kept, gap, new in zip(left, gaps, read, strict=True)]
         draft = self._draft(drafted, peaks, laws, counts)
         canvas.write(live, 0, draft.ids)
         return draft
@@ -182,6 +183,8 @@ class ChainGenerator(Drafter, CandidateGenerator):
     def commit(self, lengths: Sequence[int]) -> None:
         """Roll back to what was committed: the rows now hold `lengths` tokens, the last of which was never fed."""
         self.filled = [min(filled, length - 1) for filled, length in zip(self.filled, lengths, strict=True)]
+        if self.decoder.cache.batch == len(self.filled) * self.chains:
+            self.decoder.settle([filled for filled in self.filled for _ in range(self.chains)])
 
     def select(self, rows: list[int]) -> None:
         """Keep only `rows` of the current batch."""

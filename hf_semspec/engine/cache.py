@@ -17,6 +17,9 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..common.wrappers import forward_parameters
 from .plan import Plan
+from .row_states import RowStates as RowStates
+from .row_states import cut as cut
+from .row_states import held as held
 
 ROLLBACK_LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -43,7 +46,8 @@ def attention_windows(model: Any) -> dict[str, int | None]:
     layer_types = getattr(config, "layer_types", None)
     if not layer_types:
         return {"full_attention" if window is None else "sliding_attention": window}
-    return {name: window if name == "sliding_attention" else None for name in dict.fromkeys(layer_types)}
+    windows = {"full_attention": None, "sliding_attention": window}
+    return {name: windows[name] for name in dict.fromkeys(layer_types) if name in windows} or {"full_attention": None}
 
 
 class RaggedLayer(CacheLayerMixin):
@@ -210,7 +214,7 @@ class RaggedCache(Cache):
                 gathered = states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
                 target[:, :, :width] = torch.where(real, gathered, 0)
 
-    def load(self, rows: "Sequence[RowStates]") -> None:
+    def load(self, rows: Sequence[RowStates]) -> None:
         """Replace all that is held by `rows`, one entry a row as [`RaggedCache.rows`] gives it; an empty one holds
         nothing."""
         self.batch, self.layers = len(rows), []
@@ -228,21 +232,53 @@ class RaggedCache(Cache):
                 layer.keys[row, :, : lengths[row]] = pair[0]
                 layer.values[row, :, : lengths[row]] = pair[1]
 
+    def empty(self, batch: int) -> "RaggedCache":
+        """A new cache of the same kind."""
+        return RaggedCache(batch, self.planned.capacity)
+
     @torch.inference_mode()
-    def right_aligned(self, lengths: Sequence[int]) -> "RaggedCache":
-        """A new cache with a row for each of `lengths`: so many columns of row 0, ending together."""
-        other, longest = RaggedCache(len(lengths), self.planned.capacity), max(lengths)
+    def right_aligned(self, lengths: Sequence[int], source: int = 0) -> "RaggedCache":
+        """A new cache with a row for each of `lengths`: so many columns of the row `source`, ending together."""
+        other, longest = self.empty(len(lengths)), max(lengths)
         for layer in self.layers:
             copy = RaggedLayer(other.planned)
             other.layers.append(copy)
             if layer.is_initialized:
-                copy.lazy_initialization(*(s.expand(len(lengths), -1, -1, -1) for s in (layer.keys, layer.values)))
+                copy.lazy_initialization(*(s[:1].expand(len(lengths), -1, -1, -1) for s in (layer.keys, layer.values)))
                 for row, length in enumerate(lengths):
-                    copy.keys[row, :, longest - length : longest] = layer.keys[0, :, :length]
-                    copy.values[row, :, longest - length : longest] = layer.values[0, :, :length]
+                    copy.keys[row, :, longest - length : longest] = layer.keys[source, :, :length]
+                    copy.values[row, :, longest - length : longest] = layer.values[source, :, :length]
         return other
 
-    def rows(self, index: int, length: int) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
+    def part(self, rows: list[int]) -> "RaggedCache":
+        """A cache of its own with copies of `rows`."""
+        other = self.empty(len(rows))
+        self.lend(rows, other)
+        return other
+
+    def lend(self, rows: list[int], other: "RaggedCache") -> None:
+        """Put copies of `rows` into `other`, which is empty."""
+        for layer in self.layers:
+            copied = RaggedLayer(other.planned)
+            copied.keys, copied.values, copied.is_initialized = layer.keys, layer.values, layer.is_initialized
+            other.layers.append(copied)
+        RaggedCache.select(other, rows)
+
+    @torch.inference_mode()
+    def take_back(self, rows: list[int], part: "RaggedCache", start: int, end: int) -> None:
+        """Copy in columns [`start`, `end`) of `part`, which holds `rows`."""
+        self.plan(start, end)
+        for own, layer in zip(self.layers, part.layers, strict=True):
+            if own.is_initialized:
+                own.reserve(end)
+                own.keys[rows, :, start:end] = layer.keys[:, :, start:end]
+                own.values[rows, :, start:end] = layer.values[:, :, start:end]
+
+    def reach(self, row: int, length: int) -> int:
+        """The most of the first `length` tokens of `row` that it can go back to."""
+        return length
+
+    def rows(self, index: int, length: int) -> RowStates:
         """A copy of the first `length` columns of row `index`: one (keys, values), each (heads, length, head_dim), a
         layer."""
         return [
@@ -251,19 +287,6 @@ class RaggedCache(Cache):
             else None
             for layer in self.layers
         ]
-
-
-RowStates = list[tuple[torch.Tensor, torch.Tensor] | None]
-
-
-def held(states: RowStates) -> int:
-    """Tokens that a row's states hold."""
-    return next((keys.shape[1] for keys, _ in filter(None, states)), 0)
-
-
-def cut(states: RowStates, length: int) -> RowStates:
-    """The first `length` tokens of a row's states."""
-    return [None if pair is None else (pair[0][:, :length], pair[1][:, :length]) for pair in states]
 
 
 def holds_enough(cache: Cache, visible: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -13,6 +14,8 @@ from ..common.wrappers import forward_parameters
 from .cache import Cache, RaggedCache, attention_windows, cache_argument, text_config
 from .hooks import call_for_hidden, is_hooked
 from .masks import Masks, Slots, padding_mask
+from .mixers import mixers_of
+from .recurrent import RecurrentCache
 from .sources import Source
 
 
@@ -41,13 +44,16 @@ class CachedModel:
 
     def __init__(self, model: Any, batch: int, last_position: int, source: Source | None = None) -> None:
         self.model = model
-        self.source = source or Source(RaggedCache(batch))
+        mixers = mixers_of(model)
+        self.source = source or Source(RecurrentCache(batch, mixers) if mixers else RaggedCache(batch))
         self.cache = self.source.cache
         self.last_position = max(last_position, 0)
         self.cache.expect(self.last_position + 64 & ~63)  # kernels like even sizes
         self.cache_name = cache_argument(model)
         parameters = forward_parameters(model)
         self.keeps_logits = "logits_to_keep" in parameters
+        self.recurrent = bool(mixers)
+        self.takes_positions = "position_ids" in parameters or not self.recurrent
         self.settings = {"use_cache": True, "return_dict": True}
         if "output_router_logits" in parameters:
             self.settings["output_router_logits"] = False  # the loss that a config may ask for reads a 2-D mask
@@ -55,6 +61,7 @@ class CachedModel:
         self.dtype: torch.dtype = model.dtype
         self.inference_mode = keeps_no_tensors(model)
         self.takes_masks = takes_masks(model)
+        self.reads_packed = self.takes_masks and not self.recurrent
         self.masks = Masks(attention_windows(model), self.takes_masks, self.dtype, self.device)
         self._places = torch.arange(0, device=self.device).unsqueeze(0)
         self.forwards = 0
@@ -80,7 +87,12 @@ class CachedModel:
     def forward(self, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool = False) -> Fed:
         """As [`CachedModel.feed`], with the hidden states if they are wanted."""
         if self.source.positions == "counted" and not _in_step(ends, ids.shape[1]):
-            return Fed(self._feed_in_step(ids, ends, keep), None)
+            return self._feed_in_parts(ids, ends, keep, [min(ids.shape[1], end) for end in ends], with_hidden)
+        if isinstance(self.cache, RecurrentCache):
+            widths = self.cache.widths(ends, ids.shape[1])
+            if widths is not None:
+                self.cache.begin(ends, widths, self.device)
+                return self._feed_in_parts(ids, ends, keep, widths, with_hidden)
         return self._feed(self.source, ids, ends, keep, with_hidden)
 
     def _feed(
@@ -98,19 +110,32 @@ class CachedModel:
             source.cache.plan(low - width, end, None if uniform else columns)
             mask = self.masks(columns, end, uniform)
         positions = columns if end <= self.last_position + 1 else columns.clamp(max=self.last_position)
+        if isinstance(source.cache, RecurrentCache):
+            source.cache.begin(ends, [min(width, end) for end in ends], self.device)
         logits, hidden = self._run(source, ids, mask, positions.expand(len(ends), -1), keep, with_hidden)
         return Fed(logits if logits.shape[1] == keep else logits[:, -keep:], hidden)
 
-    def _feed_in_step(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
-        """A forward for each length, for a model that counts what the cache holds."""
+    def _feed_in_parts(
+        self, ids: torch.Tensor, ends: Sequence[int], keep: int, widths: Sequence[int], with_hidden: bool
+    ) -> Fed:
+        """A forward for each length and width of a row's block, for a model that counts what the cache holds, or whose
+        states cannot all be put back to one width."""
         logits: dict[int, torch.Tensor] = {}
-        for end in sorted(set(ends)):
-            rows = [row for row, other in enumerate(ends) if other == end]
-            block = ids[rows, max(ids.shape[1] - end, 0) :]
+        hidden: dict[int, torch.Tensor] = {}
+        for width, end in sorted(set(zip(widths, ends, strict=True))):
+            rows = [row for row, other in enumerate(zip(widths, ends, strict=True)) if other == (width, end)]
             part = self.source.part(rows)
-            logits |= dict(zip(rows, self._feed(part, block, [end] * len(rows), keep).logits, strict=True))
-            self.source.take_back(rows, part, end - block.shape[1], end)
-        return torch.stack([logits[row] for row in range(len(ends))])
+            fed = self._feed(part, ids[rows, ids.shape[1] - width :], [end] * len(rows), keep, with_hidden)
+            logits |= dict(zip(rows, fed.logits, strict=True))
+            if fed.hidden is not None:
+                hidden |= dict(zip(rows, functional.pad(fed.hidden, (0, 0, ids.shape[1] - width, 0)), strict=True))
+            self.cache.take_back(rows, part.cache, end - width, end)
+        return Fed(*(torch.stack([found[row] for row in range(len(ends))]) if found else None for found in (logits, hidden)))
+
+    def settle(self, lengths: Sequence[int]) -> None:
+        """Tell a cache that keeps what rows may go back to how many tokens of each stand."""
+        if isinstance(self.cache, RecurrentCache):
+            self.cache.settle(lengths)
 
     def feed_packed(self, ids: torch.Tensor, slots: Slots, keep: list[int]) -> torch.Tensor:
         """Run one forward over a block whose tokens stand where `slots` says.
@@ -135,8 +160,8 @@ class CachedModel:
         logits = logits if logits.shape[1] == len(index) else logits[:, index]
         return logits if keep else logits[:, :0]
 
-    def feed_copies(self, ids: torch.Tensor, prefixes: Sequence[int]) -> torch.Tensor:
-        """Run one forward over copies of the one row, each cut to its prefix, for models that take no 4-D mask.
+    def feed_copies(self, ids: torch.Tensor, prefixes: Sequence[int], row: int = 0) -> torch.Tensor:
+        """Run one forward over copies of a row, each cut to its prefix, for models that cannot read them packed.
 
         Args:
             ids: (copies, width) int64, what follows each prefix.
@@ -146,8 +171,10 @@ class CachedModel:
             (copies, vocabulary) logits after the last id, in the model's dtype, on the model's device.
         """
         width, longest = ids.shape[1], max(prefixes)
-        cut = Source(self.cache.right_aligned(prefixes))
+        cut = Source(self.cache.right_aligned(prefixes, row))
         cut.cache.plan(longest, longest + width)
+        if isinstance(cut.cache, RecurrentCache):
+            cut.cache.begin([prefix + width for prefix in prefixes], [width] * len(prefixes), self.device)
         starts = torch.tensor(prefixes, device=self.device).unsqueeze(1)
         positions = starts + torch.arange(width, device=self.device)
         mask = padding_mask(longest - starts, longest + width)
@@ -211,8 +238,11 @@ class CachedModel:
         }
         if self.keeps_logits and (not isinstance(keep, int) or keep < ids.shape[1]):
             arguments["logits_to_keep"] = keep
+        if not self.takes_positions:
+            del arguments["position_ids"]
         arguments = source.arguments(arguments, self.cache_name)
-        with torch.inference_mode() if self.inference_mode else torch.no_grad():
+        noted = source.cache.reading() if isinstance(source.cache, RecurrentCache) else nullcontext()
+        with torch.inference_mode() if self.inference_mode else torch.no_grad(), noted:
             output, hidden = call_for_hidden(self.model, arguments) if with_hidden else (self.model(**arguments), None)
         return Fed(output.logits, hidden)
 
