@@ -196,8 +196,9 @@ class ChainGenerator(Drafter, CandidateGenerator):
 
     def resume(self, states: Sequence[RowStates], lengths: Sequence[int]) -> None:
         """Go on with rows of `lengths` tokens, the last of which was never fed, of which the cache held `states`."""
-        self.filled = [min(held(row), length - 1) for row, length in zip(states, lengths, strict=True)]
         self.decoder.cache.load(states)
+        known = [min(held(row), length - 1) for row, length in zip(states, lengths, strict=True)]
+        self.filled = [self.decoder.cache.reach(row, length) for row, length in enumerate(known)]
         if self.decoder.cache.is_filled and self.chains > 1:
             self.decoder.cache.select([row for row in range(len(states)) for _ in range(self.chains)])
 

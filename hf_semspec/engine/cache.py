@@ -202,7 +202,7 @@ class RaggedCache(Cache):
         for source in other.layers:
             layer = RaggedLayer(self.planned)
             self.layers.append(layer)
-            if not source.is_initialized:
+            if not holds_keys(source):
                 continue
             kept = source.keys.shape[2]
             index = order.to(source.keys.device) - (width - kept)
@@ -289,6 +289,27 @@ class RaggedCache(Cache):
         ]
 
 
+def holds_keys(layer: Any) -> bool:
+    """Whether a layer of the caller's cache has keys and values; a recurrent one never does."""
+    return getattr(layer, "keys", None) is not None
+
+
+def length_of(cache: Cache) -> int:
+    """Columns of the caller's cache.
+
+    Raises:
+        ValueError: it is filled, and has nothing that tells.
+    """
+    if any(isinstance(layer, CacheLayerMixin) for layer in cache.layers) or not cache.layers:
+        return int(cache.get_seq_length())
+    if cache.has_previous_state():
+        raise ValueError(
+            "the cache holds recurrent states alone, which do not tell how many tokens they have read: leave it out, "
+            "and pass the whole text"
+        )
+    return 0
+
+
 def holds_enough(cache: Cache, visible: torch.Tensor) -> bool:
     """Whether every sliding layer of the caller's `cache` still has all the tokens that its window shows.
 
@@ -296,7 +317,7 @@ def holds_enough(cache: Cache, visible: torch.Tensor) -> bool:
     `visible` (batch, columns) may lack some.
     """
     lengths = visible.sum(dim=1)
-    kept = {layer.keys.shape[2] for layer in cache.layers if layer.is_initialized} - {visible.shape[1]}
+    kept = {layer.keys.shape[2] for layer in cache.layers if holds_keys(layer)} - {visible.shape[1]}
     return all(bool((visible[:, -width:].sum(dim=1) >= lengths.clamp(max=width)).all()) for width in kept)
 
 
@@ -306,9 +327,37 @@ def rows_of(cache: Cache, rows: Sequence[int] | None = None) -> Cache:
     other = copy.copy(cache)
     other.layers = [copy.copy(layer) for layer in cache.layers]
     for layer in other.layers:
-        if layer.is_initialized and rows is not None:
+        if holds_keys(layer) and rows is not None:
             layer.keys, layer.values = layer.keys[list(rows)], layer.values[list(rows)]
+        for name in RECURRENT_FIELDS:  # these are written to in place
+            states = getattr(layer, name, {}).items()
+            setattr(layer, name, {key: _part(state, rows) for key, state in states})
     return other
+
+
+RECURRENT_FIELDS = ("conv_states", "recurrent_states", "has_previous_state")
+
+
+def _part(state: Any, rows: Sequence[int] | None) -> Any:
+    if not isinstance(state, torch.Tensor):
+        return state
+    return state.clone() if rows is None else state[list(rows)]
+
+
+def recurrent_states(layer: Any) -> dict[tuple[str, int], torch.Tensor]:
+    """What a recurrent layer of a cache of transformers' keeps, as [`RecurrentRow`] has it."""
+    kinds = {"conv": getattr(layer, "conv_states", {}), "recurrent": getattr(layer, "recurrent_states", {})}
+    return {(kind, index): state for kind, own in kinds.items() for index, state in own.items() if state is not None}
+
+
+def put_recurrent_states(cache: Cache, index: int, states: dict[tuple[str, int], torch.Tensor]) -> None:
+    """Let the layer `index` of a cache of transformers' keep `states`."""
+    for (kind, number), state in states.items():
+        if kind == "conv":
+            cache.layers[index].has_previous_state[number] = False
+            cache.update_conv_state(state, index, number, conv_kernel_size=state.shape[-1])
+        else:
+            cache.update_recurrent_state(state, index, number)
 
 
 def new_dynamic_cache(model: Any) -> DynamicCache:

@@ -44,7 +44,7 @@ class CachedModel:
 
     def __init__(self, model: Any, batch: int, last_position: int, source: Source | None = None) -> None:
         self.model = model
-        mixers = mixers_of(model)
+        mixers = mixers_of(model, CachedModel)
         self.source = source or Source(RecurrentCache(batch, mixers) if mixers else RaggedCache(batch))
         self.cache = self.source.cache
         self.last_position = max(last_position, 0)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .cache import RaggedCache
+from .cache import Cache, RaggedCache, recurrent_states
 from .row_states import RecurrentRow, RowStates, held
 
 # What a mixer keeps, ("conv" or "recurrent", number) -> (rows, ...).
@@ -210,42 +210,17 @@ class RecurrentCache(RaggedCache):
         before = _chosen(reading.before[layer], rows)
         if first == end:
             return before or self._after(layer, (-1, 0, 0), rows)
+        return self.mix(layer, reading.read[layer][rows, first:end], before)[1]
+
+    def mix(self, layer: int, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        """What the mixer of `layer` makes of `hidden` (rows, width, size) from `state` on, and its state afterwards."""
         given = {name: self if isinstance(value, RecurrentCache) else value for name, value in self._others[layer].items()}
-        kept, self.now[layer] = self.now[layer], before
+        kept, self.now[layer] = self.now[layer], dict(state)
         try:
-            self.mixers[layer](reading.read[layer][rows, first:end], **given | {"attention_mask": None})
-            return self.now[layer]
+            output = self.mixers[layer](hidden, **given | {"attention_mask": None})
+            return output[0] if isinstance(output, tuple) else output, self.now[layer]
         finally:
             self.now[layer] = kept
-
-    def select(self, rows: list[int]) -> None:
-        """Keep `rows` (indices into the batch, repeats allowed) in that order; frees the others."""
-        super().select(rows)
-        self._choose(rows)
-
-    def copy_rows(self, sources: Sequence[int], rows: Sequence[int], start: int, end: int) -> None:
-        """As [`RaggedCache.copy_rows`]; states go over whole."""
-        super().copy_rows(sources, rows, start, end)
-        if rows:
-            chosen = dict(zip(rows, sources, strict=True))
-            self._choose([chosen.get(row, row) for row in range(len(self.ends))])
-
-    def rows(self, index: int, length: int) -> RecurrentRow:
-        """A copy of what row `index` holds of its first `length` tokens."""
-        place = self._place(index, length)
-        states = {layer: self._after(layer, place, [index]) for layer in self.mixers}
-        return RecurrentRow(super().rows(index, length), length, states)
-
-    def load(self, rows: Sequence[RowStates]) -> None:
-        """As [`RaggedCache.load`]."""
-        super().load(rows)
-        self.ends, self.readings = [held(row) for row in rows], []
-        self.standing = list(self.ends)
-        states = [row.recurrent if isinstance(row, RecurrentRow) else {} for row in rows]
-        for layer in self.mixers:
-            like: State = next((one[layer] for one in states if one), {})
-            parts = [one[layer] if one else {key: torch.zeros_like(part) for key, part in like.items()} for one in states]
-            self.now[layer] = {key: torch.cat([part[key] for part in parts]) for key in like}
 
     def empty(self, batch: int) -> "RecurrentCache":
         """A new cache of the same kind."""
