@@ -329,19 +329,16 @@ def rows_of(cache: Cache, rows: Sequence[int] | None = None) -> Cache:
     for layer in other.layers:
         if holds_keys(layer) and rows is not None:
             layer.keys, layer.values = layer.keys[list(rows)], layer.values[list(rows)]
-        for name in RECURRENT_FIELDS:  # these are written to in place
-            states = getattr(layer, name, {}).items()
-            setattr(layer, name, {key: _part(state, rows) for key, state in states})
+        for name, values in vars(layer).items():
+            if isinstance(values, dict):  # of a recurrent layer, which writes to them in place
+                setattr(layer, name, {key: _part(value, rows) for key, value in values.items()})
     return other
 
 
-RECURRENT_FIELDS = ("conv_states", "recurrent_states", "has_previous_state")
-
-
-def _part(state: Any, rows: Sequence[int] | None) -> Any:
-    if not isinstance(state, torch.Tensor):
-        return state
-    return state.clone() if rows is None else state[list(rows)]
+def _part(value: Any, rows: Sequence[int] | None) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.clone() if rows is None else value[list(rows)]
 
 
 def recurrent_states(layer: Any) -> dict[tuple[str, int], torch.Tensor]:

@@ -1,26 +1,26 @@
 """Which modules of a model keep a recurrent state, and whether it can be put back: found out once for each model."""
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..common.wrappers import forward_parameters
-from .cache import Cache, cache_argument, new_dynamic_cache, text_config
+from .cache import Cache, cache_argument, text_config
 from .recurrent import RecurrentCache
 from .sources import Source
 
 # Types of layers with a state that does not grow with the text, and of those that keep nothing at all.
 RECURRENT = {"linear_attention", "conv", "hybrid"}
 STATELESS = {"mlp", "moe"}
-# How far logits may be from those of single steps, in standard deviations of the logits: in half precision rounding may
-# send a token to other experts, so there the middle one of all places counts, else the worst.
+# How far logits may be from those of single steps, in standard deviations of the logits: at the worst of all places;
+# in half precision, where rounding may send a token to other experts, at the middle one.
 TOLERANCE, HALF_TOLERANCE = 0.02, 0.3
-# How far the output of a mixer may be from that of single steps: a share of its size, and one of what its state does.
-ROUNDING, OF_STATE = 0.005, 0.5
+# How far the output of a mixer may be from that of single steps: a share of what its state does, and for rounding at
+# least one of its size.
+OF_STATE, ROUNDING = 0.5, 1e-4
 
 _CALLED = ("get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state")
 _found: "weakref.WeakKeyDictionary[nn.Module, dict[int, nn.Module]]" = weakref.WeakKeyDictionary()
@@ -30,7 +30,7 @@ _refused: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionar
 def has_recurrent_layers(model: Any) -> bool:
     """Whether `model` has layers with a state, and a cache is what they keep it in."""
     kinds = getattr(text_config(model), "layer_types", None) or ()
-    return not RECURRENT.isdisjoint(kinds) and hasattr(Cache, "update_conv_state")
+    return not RECURRENT.isdisjoint(kinds) and hasattr(Cache, "get_conv_state")
 
 
 def mixers_of(model: Any, reader: Callable[..., Any]) -> dict[int, nn.Module]:
@@ -49,9 +49,13 @@ def mixers_of(model: Any, reader: Callable[..., Any]) -> dict[int, nn.Module]:
         return {}
     if model not in _found and model not in _refused:
         _found[model] = _listened(model)
-        reason = _reason(model, reader)
+        reason: str | None = "its layers could not be tried"
+        try:
+            reason = _reason(model, reader)
+        finally:
+            if reason is not None:
+                del _found[model]
         if reason is not None:
-            del _found[model]
             _refused[model] = reason
     if model in _refused:
         raise ValueError(
@@ -65,8 +69,9 @@ def _listened(model: Any) -> dict[int, nn.Module]:
     """The modules that ask a cache for states."""
     cache = _Listener(1, {})
     cache.plan(0, 2)
+    given = {"input_ids": torch.ones((1, 2), dtype=torch.long, device=model.device), cache_argument(model): cache}
     with torch.no_grad(), cache.listening(model):
-        model(**_arguments(model, torch.ones((1, 2), dtype=torch.long), cache, [0, 1]))
+        model(**given, use_cache=True)
     return cache.mixers
 
 
@@ -94,21 +99,21 @@ def _goes_on(cache: RecurrentCache, layer: int) -> bool:
         state = steps[-1][1]
     expected = torch.cat([output for output, _ in steps], dim=1)
     off, effect = ((output - expected).abs().mean() for output, _ in (whole, forgetful))
-    return bool(off <= OF_STATE * effect + ROUNDING * expected.abs().mean())
+    rounding = max(ROUNDING, torch.finfo(expected.dtype).eps)
+    return bool(off <= OF_STATE * effect + rounding * expected.abs().mean())
 
 
 def chunk_errors(model: Any, reader: Callable[..., Any]) -> tuple[Any, torch.Tensor]:
-    """What has read blocks, partly taken back, and how far its logits are from those of single steps: the mean absolute
-    difference at each of ten places, in standard deviations of the logits."""
+    """What has read blocks, partly taken back, and how far its logits are from those of single steps.
+
+    Returns:
+        The reader, and the mean absolute difference at each of ten places, in standard deviations of the logits.
+    """
     size = int(text_config(model).vocab_size)
     text = (torch.arange(16).view(2, 8) * 5 + 3) % size
-    steps, cache = [], new_dynamic_cache(model)
-    with torch.no_grad():
-        for place in range(8):
-            output = model(**_arguments(model, text[:, place : place + 1], cache, [place]))
-            steps.append(output.logits[:, -1].float())
-    expected = torch.stack(steps, dim=1)  # (2, 8, vocabulary)
-    read = reader(model, 2, 8, Source(RecurrentCache(2, _found[model])))
+    single, read = (reader(model, 2, 8, Source(RecurrentCache(2, _found[model]))) for _ in range(2))
+    steps = [single.feed(text[:, place : place + 1], [place + 1] * 2, 1) for place in range(8)]
+    expected = torch.cat(steps, dim=1).float()  # (2, 8, vocabulary)
     padded = torch.stack([torch.cat([text[0, :2], text[0, :3]]), text[1, :5]])  # the first row has three tokens
     wrong = torch.stack([text[0, 3:6], (text[1, 5:8] + 1) % size])
     wrong[0, 2] = (wrong[0, 2] + 1) % size
@@ -119,13 +124,6 @@ def chunk_errors(model: Any, reader: Callable[..., Any]) -> tuple[Any, torch.Ten
     first, last = expected[0, [2, 3, 4, 5, 6, 7]], expected[1, [4, 5, 6, 7]]
     differences = torch.cat([found[0] - first, found[1, [0, 3, 4, 5]] - last])
     return read, differences.abs().mean(dim=-1) / expected.std()
-
-
-def _arguments(model: Any, ids: torch.Tensor, cache: Any, places: Sequence[int]) -> dict[str, Any]:
-    given = {"input_ids": ids.to(model.device), cache_argument(model): cache, "use_cache": True, "return_dict": True}
-    if "position_ids" in forward_parameters(model):
-        given["position_ids"] = torch.tensor([list(places)], device=model.device)
-    return given
 
 
 class _Listener(RecurrentCache):

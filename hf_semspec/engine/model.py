@@ -14,7 +14,7 @@ from ..common.wrappers import forward_parameters
 from .cache import Cache, RaggedCache, attention_windows, cache_argument, text_config
 from .hooks import call_for_hidden, is_hooked
 from .masks import Masks, Slots, padding_mask
-from .mixers import mixers_of
+from .mixers import RECURRENT, mixers_of
 from .recurrent import RecurrentCache
 from .sources import Source
 
@@ -91,7 +91,7 @@ class CachedModel:
         if isinstance(self.cache, RecurrentCache):
             widths = self.cache.widths(ends, ids.shape[1])
             if widths is not None:
-                self.cache.begin(ends, widths, self.device)
+                self._begin(self.cache, ends, widths)
                 return self._feed_in_parts(ids, ends, keep, widths, with_hidden)
         return self._feed(self.source, ids, ends, keep, with_hidden)
 
@@ -111,7 +111,7 @@ class CachedModel:
             mask = self.masks(columns, end, uniform)
         positions = columns if end <= self.last_position + 1 else columns.clamp(max=self.last_position)
         if isinstance(source.cache, RecurrentCache):
-            source.cache.begin(ends, [min(width, end) for end in ends], self.device)
+            self._begin(source.cache, ends, [min(width, end) for end in ends])
         logits, hidden = self._run(source, ids, mask, positions.expand(len(ends), -1), keep, with_hidden)
         return Fed(logits if logits.shape[1] == keep else logits[:, -keep:], hidden)
 
@@ -130,7 +130,15 @@ class CachedModel:
             if fed.hidden is not None:
                 hidden |= dict(zip(rows, functional.pad(fed.hidden, (0, 0, ids.shape[1] - width, 0)), strict=True))
             self.cache.take_back(rows, part.cache, end - width, end)
-        return Fed(*(torch.stack([found[row] for row in range(len(ends))]) if found else None for found in (logits, hidden)))
+        rows = list(range(len(ends)))
+        return Fed(_stacked(logits, rows), _stacked(hidden, rows) if hidden else None)
+
+    def _begin(self, cache: RecurrentCache, ends: Sequence[int], widths: Sequence[int]) -> None:
+        """Put the rows back to where a forward begins; the time counts."""
+        began = time.perf_counter()
+        with torch.inference_mode() if self.inference_mode else torch.no_grad():
+            cache.begin(ends, widths, self.device)
+        self.seconds += time.perf_counter() - began
 
     def settle(self, lengths: Sequence[int]) -> None:
         """Tell a cache that keeps what rows may go back to how many tokens of each stand."""
@@ -174,7 +182,7 @@ class CachedModel:
         cut = Source(self.cache.right_aligned(prefixes, row))
         cut.cache.plan(longest, longest + width)
         if isinstance(cut.cache, RecurrentCache):
-            cut.cache.begin([prefix + width for prefix in prefixes], [width] * len(prefixes), self.device)
+            self._begin(cut.cache, [prefix + width for prefix in prefixes], [width] * len(prefixes))
         starts = torch.tensor(prefixes, device=self.device).unsqueeze(1)
         positions = starts + torch.arange(width, device=self.device)
         mask = padding_mask(longest - starts, longest + width)
@@ -240,6 +248,8 @@ class CachedModel:
             arguments["logits_to_keep"] = keep
         if not self.takes_positions:
             del arguments["position_ids"]
+        if self.recurrent and isinstance(mask, dict):
+            arguments["attention_mask"] = dict.fromkeys(RECURRENT) | mask
         arguments = source.arguments(arguments, self.cache_name)
         noted = source.cache.reading() if isinstance(source.cache, RecurrentCache) else nullcontext()
         with torch.inference_mode() if self.inference_mode else torch.no_grad(), noted:
@@ -361,6 +371,10 @@ def compute_device(model: Any) -> torch.device:
         places = (getattr(hook, "execution_device", None) for hook in hooked)
         device = torch.device(next((place for place in places if place is not None), "cpu"))
     return device
+
+
+def _stacked(found: dict[int, torch.Tensor], rows: Sequence[int]) -> torch.Tensor:
+    return torch.stack([found[row] for row in rows])
 
 
 def _in_step(ends: Sequence[int], width: int) -> bool:

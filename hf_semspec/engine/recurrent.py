@@ -28,12 +28,14 @@ class Reading:
     Args:
         starts: for each row, its tokens before the block.
         widths: for each row, its tokens in the block, which stand at the block's end.
+        width: of the block.
         before: the state of every recurrent layer before the block.
         read: what its mixer read, (rows, width, size).
     """
 
     starts: list[int]
     widths: list[int]
+    width: int
     before: dict[int, State]
     read: dict[int, torch.Tensor]
 
@@ -117,7 +119,7 @@ class RecurrentCache(RaggedCache):
         self._put_back(starts)
         self.ends = list(ends)
         before = {layer: dict(state) for layer, state in self.now.items()}
-        self.readings.append(Reading(starts, list(widths), before, {}))
+        self.readings.append(Reading(starts, list(widths), max(widths), before, {}))
         self.mask = None
         if min(widths) < max(widths):
             first = max(widths) - torch.tensor(widths, device=device).unsqueeze(1)
@@ -163,8 +165,10 @@ class RecurrentCache(RaggedCache):
                 hook.remove()
 
     def settle(self, lengths: Sequence[int]) -> None:
-        """Forget what no row can go back to any more: of each, the first `lengths` tokens stand. A draft reads the last
-        of them again; a row of which none stand begins anew."""
+        """Forget what no row can go back to any more: of each, the first `lengths` tokens stand.
+
+        A draft reads the last of them again; a row of which none stand begins anew.
+        """
         self.standing = list(lengths)
         while len(self.readings) > 1 and all(
             start < length or not length for start, length in zip(self.readings[1].starts, lengths, strict=True)
@@ -192,8 +196,8 @@ class RecurrentCache(RaggedCache):
             return -1, 0, 0
         for place in reversed(range(len(self.readings))):
             count = start - self.readings[place].starts[row]
-            if 0 <= count <= (width := self.readings[place].widths[row]):
-                first = max(self.readings[place].widths) - width
+            if 0 <= count <= self.readings[place].widths[row]:
+                first = self.readings[place].width - self.readings[place].widths[row]
                 return place, first, first + count
         if start > self.standing[row]:
             return -1, 0, 0  # it goes along with the others, unread
@@ -213,14 +217,54 @@ class RecurrentCache(RaggedCache):
         return self.mix(layer, reading.read[layer][rows, first:end], before)[1]
 
     def mix(self, layer: int, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        """What the mixer of `layer` makes of `hidden` (rows, width, size) from `state` on, and its state afterwards."""
-        given = {name: self if isinstance(value, RecurrentCache) else value for name, value in self._others[layer].items()}
+        """What the mixer of `layer` makes of `hidden` (rows, width, size) from `state` on, and its state then."""
+        others = self._others[layer].items()
+        given = {key: self if isinstance(value, RecurrentCache) else value for key, value in others}
         kept, self.now[layer] = self.now[layer], dict(state)
         try:
             output = self.mixers[layer](hidden, **given | {"attention_mask": None})
             return output[0] if isinstance(output, tuple) else output, self.now[layer]
         finally:
             self.now[layer] = kept
+
+    def select(self, rows: list[int]) -> None:
+        """Keep `rows` (indices into the batch, repeats allowed) in that order; frees the others."""
+        super().select(rows)
+        self._choose(rows)
+
+    def copy_rows(self, sources: Sequence[int], rows: Sequence[int], start: int, end: int) -> None:
+        """As [`RaggedCache.copy_rows`]; states go over whole."""
+        super().copy_rows(sources, rows, start, end)
+        if rows:
+            chosen = dict(zip(rows, sources, strict=True))
+            self._choose([chosen.get(row, row) for row in range(len(self.ends))])
+
+    def rows(self, index: int, length: int) -> RecurrentRow:
+        """A copy of what row `index` holds of its first `length` tokens."""
+        place = self._place(index, length)
+        states = {layer: self._after(layer, place, [index]) for layer in self.mixers}
+        return RecurrentRow(super().rows(index, length), length, states)
+
+    def adopt(self, other: Cache, visible: torch.Tensor) -> None:
+        """As [`RaggedCache.adopt`]."""
+        super().adopt(other, visible)
+        self.ends = visible.sum(dim=1).tolist()
+        self.standing, self.readings = list(self.ends), []
+        for layer in self.mixers:
+            self.now[layer] = {key: state.clone() for key, state in recurrent_states(other.layers[layer]).items()}
+
+    def load(self, rows: Sequence[RowStates]) -> None:
+        """As [`RaggedCache.load`]."""
+        super().load(rows)
+        self.ends, self.readings = [held(row) for row in rows], []
+        self.standing = list(self.ends)
+        states = [row.recurrent if isinstance(row, RecurrentRow) else {} for row in rows]
+        for layer in self.mixers:
+            like: State = next((one[layer] for one in states if one), {})
+            parts = [
+                one[layer] if one else {key: torch.zeros_like(part) for key, part in like.items()} for one in states
+            ]
+            self.now[layer] = {key: torch.cat([part[key] for part in parts]) for key in like}
 
     def empty(self, batch: int) -> "RecurrentCache":
         """A new cache of the same kind."""
@@ -252,8 +296,8 @@ class RecurrentCache(RaggedCache):
         (reading,), whole = part.readings, self.readings[-1]
         for layer, read in reading.read.items():
             if layer not in whole.read:
-                whole.read[layer] = read.new_zeros((self.batch, max(whole.widths), read.shape[2]))
-            whole.read[layer][rows, max(whole.widths) - read.shape[1] :] = read
+                whole.read[layer] = read.new_zeros((self.batch, whole.width, read.shape[2]))
+            whole.read[layer][rows, whole.width - read.shape[1] :] = read
             for key, state in part.now[layer].items():
                 own = self.now[layer].setdefault(key, state.new_zeros((self.batch, *state.shape[1:])))
                 self.now[layer][key] = own.index_copy(0, torch.tensor(rows, device=own.device), state)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from .cache import Cache, RaggedCache, RaggedLayer, cross_states, crossed_cache, paired_caches
+from .cache import Cache, RaggedCache, cross_states, crossed_cache, paired_caches
 from .masks import aligned_mask
 
 Positions = Literal["given", "relative", "counted"]

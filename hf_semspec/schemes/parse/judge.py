@@ -202,9 +202,8 @@ class Judge:
                 part = copies[first : first + step]
                 ids = torch.tensor([suffixes[i] for i in part], device=self.call.device)
                 # A copy that is not judged stands behind the first column, and what it says is dropped.
-                rows = [
-                    self.target.feed_copies(ids, [max(own[i], 1) for i in part], row) for row, own in enumerate(prefixes)
-                ]
+                seen = [[max(own[i], 1) for i in part] for own in prefixes]
+                rows = [self.target.feed_copies(ids, own, row) for row, own in enumerate(seen)]
                 logits.append(torch.stack(rows))
         return torch.cat([part.to(self.call.device) for part in logits], dim=1)
 
