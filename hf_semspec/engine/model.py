@@ -145,6 +145,11 @@ class CachedModel:
         if isinstance(self.cache, RecurrentCache):
             self.cache.settle(lengths)
 
+    def pin(self, lengths: Sequence[int]) -> None:
+        """Let such a cache keep what it holds of the first `lengths` tokens of each row, however far they go on."""
+        if isinstance(self.cache, RecurrentCache):
+            self.cache.pin(lengths)
+
     def feed_packed(self, ids: torch.Tensor, slots: Slots, keep: list[int]) -> torch.Tensor:
         """Run one forward over a block whose tokens stand where `slots` says.
 

@@ -54,7 +54,9 @@ class RecurrentCache(RaggedCache):
         self.now: dict[int, State] = {layer: {} for layer in mixers}
         self.ends, self.standing = [0] * batch, [0] * batch
         self.readings: list[Reading] = []
+        self.pins = 0  # whether the first of them is there to go back to only
         self._others: dict[int, dict[str, Any]] = {}
+        self._names: list[str] = []  # of the mixers' arguments that take the cache
 
     # What the mixers call.
 
@@ -154,7 +156,9 @@ class RecurrentCache(RaggedCache):
                 return None  # of another thread
             (hidden,) = args or (kwargs["hidden_states"],)
             reading.read[mixer.layer_idx] = hidden
-            self._others[mixer.layer_idx] = {name: value for name, value in kwargs.items() if name != "hidden_states"}
+            others = {name: value for name, value in kwargs.items() if name != "hidden_states"}
+            self._others[mixer.layer_idx] = {name: None if value is self else value for name, value in others.items()}
+            self._names = [name for name, value in others.items() if value is self]
             return args, kwargs | {"attention_mask": self.mask}
 
         hooks = [mixer.register_forward_pre_hook(note, with_kwargs=True) for mixer in self.mixers.values()]
@@ -169,11 +173,21 @@ class RecurrentCache(RaggedCache):
 
         A draft reads the last of them again; a row of which none stand begins anew.
         """
-        self.standing = list(lengths)
-        while len(self.readings) > 1 and all(
-            start < length or not length for start, length in zip(self.readings[1].starts, lengths, strict=True)
+        self.standing, pins = list(lengths), self.pins
+        while len(self.readings) > 1 + pins and all(
+            start < length or not length for start, length in zip(self.readings[1 + pins].starts, lengths, strict=True)
         ):
-            del self.readings[0]
+            del self.readings[pins]
+
+    def pin(self, lengths: Sequence[int]) -> None:
+        """Keep the states of the rows after so many tokens of each, for rows that go back to there."""
+        places = [(row, self._place(row, length)) for row, length in enumerate(lengths)]
+        rows = [{layer: self._after(layer, place, [row]) for layer in self.mixers} for row, place in places]
+        self._pin(list(lengths), self._of_rows(rows))
+
+    def _pin(self, lengths: list[int], states: dict[int, State]) -> None:
+        pinned = Reading(lengths, [0] * len(lengths), 0, states, {})
+        self.readings, self.pins = [pinned, *self.readings[self.pins :]], 1
 
     def _put_back(self, starts: Sequence[int]) -> None:
         """Give every row the state that it had after its first `starts` tokens."""
@@ -218,8 +232,7 @@ class RecurrentCache(RaggedCache):
 
     def mix(self, layer: int, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         """What the mixer of `layer` makes of `hidden` (rows, width, size) from `state` on, and its state then."""
-        others = self._others[layer].items()
-        given = {key: self if isinstance(value, RecurrentCache) else value for key, value in others}
+        given = self._others[layer] | dict.fromkeys(self._names, self)
         kept, self.now[layer] = self.now[layer], dict(state)
         try:
             output = self.mixers[layer](hidden, **given | {"attention_mask": None})
@@ -243,7 +256,10 @@ class RecurrentCache(RaggedCache):
         """A copy of what row `index` holds of its first `length` tokens."""
         place = self._place(index, length)
         states = {layer: self._after(layer, place, [index]) for layer in self.mixers}
-        return RecurrentRow(super().rows(index, length), length, states)
+        pinned = None
+        if self.pins and (first := self.readings[0]).starts[index] <= length:
+            pinned = first.starts[index], {layer: _chosen(state, [index]) for layer, state in first.before.items()}
+        return RecurrentRow(super().rows(index, length), length, states, pinned)
 
     def adopt(self, other: Cache, visible: torch.Tensor) -> None:
         """As [`RaggedCache.adopt`]."""
@@ -256,20 +272,27 @@ class RecurrentCache(RaggedCache):
     def load(self, rows: Sequence[RowStates]) -> None:
         """As [`RaggedCache.load`]."""
         super().load(rows)
-        self.ends, self.readings = [held(row) for row in rows], []
+        self.ends, self.readings, self.pins = [held(row) for row in rows], [], 0
         self.standing = list(self.ends)
-        states = [row.recurrent if isinstance(row, RecurrentRow) else {} for row in rows]
+        self.now = self._of_rows([getattr(row, "recurrent", None) for row in rows])
+        pinned = [getattr(row, "pinned", None) for row in rows]
+        if any(pinned):
+            self._pin([one[0] if one else 0 for one in pinned], self._of_rows([one and one[1] for one in pinned]))
+
+    def _of_rows(self, rows: list[Any]) -> dict[int, State]:
+        """The states of rows, of which some have none, as one for each layer."""
+        states: dict[int, State] = {}
         for layer in self.mixers:
-            like: State = next((one[layer] for one in states if one), {})
-            parts = [
-                one[layer] if one else {key: torch.zeros_like(part) for key, part in like.items()} for one in states
-            ]
-            self.now[layer] = {key: torch.cat([part[key] for part in parts]) for key in like}
+            like: State = next((row[layer] for row in rows if row), {})
+            nothing = {key: torch.zeros_like(part) for key, part in like.items()}
+            parts = [row[layer] if row else nothing for row in rows]
+            states[layer] = {key: torch.cat([part[key] for part in parts]) for key in like}
+        return states
 
     def empty(self, batch: int) -> "RecurrentCache":
         """A new cache of the same kind."""
         other = RecurrentCache(batch, self.mixers, self.planned.capacity)
-        other._others = self._others
+        other._others, other._names = self._others, self._names
         return other
 
     def right_aligned(self, lengths: Sequence[int], source: int = 0) -> "RecurrentCache":

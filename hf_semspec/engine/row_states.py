@@ -8,12 +8,24 @@ import torch
 RowStates = list[tuple[torch.Tensor, torch.Tensor] | None]
 
 
-class RecurrentRow(RowStates):
-    """A row's states, those of recurrent layers after all its `length` tokens among them."""
+Recurrent = dict[int, dict[Any, torch.Tensor]]
 
-    def __init__(self, pairs: RowStates, length: int, recurrent: dict[int, dict[Any, torch.Tensor]]) -> None:
+
+class RecurrentRow(RowStates):
+    """A row's states, those of recurrent layers after all its `length` tokens among them.
+
+    Args:
+        pairs: as of any other row.
+        length: its tokens.
+        recurrent: the states by layer.
+        pinned: fewer tokens that it can still go back to, and the states after them.
+    """
+
+    def __init__(
+        self, pairs: RowStates, length: int, recurrent: Recurrent, pinned: tuple[int, Recurrent] | None = None
+    ) -> None:
         super().__init__(pairs)
-        self.length, self.recurrent = length, recurrent
+        self.length, self.recurrent, self.pinned = length, recurrent, pinned
 
 
 def held(states: RowStates) -> int:
@@ -24,7 +36,11 @@ def held(states: RowStates) -> int:
 
 
 def cut(states: RowStates, length: int) -> RowStates:
-    """The first `length` tokens of a row's states; none where a recurrent layer has read more."""
-    if isinstance(states, RecurrentRow):
-        return states if states.length == length else []
-    return [None if pair is None else (pair[0][:, :length], pair[1][:, :length]) for pair in states]
+    """The first `length` tokens of a row's states; fewer where a recurrent layer has read more."""
+    if not isinstance(states, RecurrentRow):
+        return [None if pair is None else (pair[0][:, :length], pair[1][:, :length]) for pair in states]
+    if states.length == length:
+        return states
+    if states.pinned is None or states.pinned[0] > length:
+        return []
+    return RecurrentRow(cut(list(states), states.pinned[0]), *states.pinned)

@@ -60,7 +60,9 @@ class AnswerWriter:
                 pause_masked=True,
                 processors=self.processors,
             )
+            prompts = dict(zip(writing, canvas.lengths(writing), strict=True))
             state.prefill([held(states) for states in cached])
+            self.model.pin([prompts[row] - 1 for row in state.live])
             self.run(state)
             self.take(state.target_states)
             unknown = state.masked  # there the target goes on

@@ -168,7 +168,9 @@ class Writing(Turn):
     def run(self, cached: Sequence[int]) -> None:
         """Feed what the model lacks of the rows, of which it holds `cached` tokens each, and write until none is
         open. Rows that its own EOS has ended are paused like the others: nobody has judged them yet."""
+        lengths = dict(zip(self.live, self.call.lengths(self.live), strict=True))
         self.prefill(cached)
+        self.target.pin([lengths[row] - 1 for row in self.live])
         while self.running:
             block = self.draft_and_score()
             self.commit(block, self.plain(block))
