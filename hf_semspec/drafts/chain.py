@@ -10,8 +10,9 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from ..engine.acceptance import leading
 from ..engine.cache import RowStates, held
 from ..engine.draft import Draft, Drafter
+from ..engine.mapped_model import MappedModel
 from ..engine.misfits import without_a_law
-from ..engine.model import MappedModel, context_of, warn_of_context
+from ..engine.model import context_of, warn_of_context
 from ..engine.processors import BROKEN, CallRandomness, Processors, faults
 from ..engine.sources import Source
 from ..engine.tokens import Canvas

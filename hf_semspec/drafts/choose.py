@@ -5,7 +5,7 @@ from typing import Any
 
 from ..engine.call import CallState
 from ..engine.draft import Drafter
-from ..engine.model import MappedModel
+from ..engine.mapped_model import MappedModel
 from ..engine.processors import Processors
 from .chain import ChainGenerator, DraftLength
 from .ngram import NGramFirst, NGramGenerator

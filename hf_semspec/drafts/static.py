@@ -13,8 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ..engine.hooks import is_hooked
+from ..engine.mapped_model import MappedModel
 from ..engine.mixers import has_recurrent_layers
-from ..engine.model import Fed, MappedModel, has_adapting_rope, takes_masks
+from ..engine.model import Fed, has_adapting_rope, takes_masks
 from ..engine.sources import Source
 
 # Columns to begin with: each time the cache doubles, its buffers move and the forward is captured anew.

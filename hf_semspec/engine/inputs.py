@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from ..common.warn_once import warn_once
-from .cache import Cache, given_cache, holds_enough, length_of, text_config
+from .cache import Cache, text_config
 from .model import ADAPTING, compute_device, rope_parameters
+from .stock_caches import given_cache, holds_enough, length_of
 
 _KNOWN = (
     "attention_mask",

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .cache import Cache, RaggedCache, recurrent_states
+from .cache import Cache, RaggedCache
 from .row_states import RecurrentRow, RowStates, held
+from .stock_caches import recurrent_states
 
 # What a mixer keeps, ("conv" or "recurrent", number) -> (rows, ...).
 State = dict[tuple[str, int], torch.Tensor]

@@ -10,22 +10,13 @@ from typing import NamedTuple
 
 import torch
 
-from .cache import (
-    Cache,
-    RowStates,
-    cut,
-    held,
-    new_dynamic_cache,
-    put_recurrent_states,
-    rows_of,
-    states_of,
-    text_config,
-)
+from .cache import Cache, RowStates, cut, held, text_config
 from .encoders import Sources
 from .inputs import Inputs
 from .model import CachedModel
 from .results import ReturnedRows
 from .row_states import RecurrentRow
+from .stock_caches import new_dynamic_cache, put_recurrent_states, rows_of, states_of
 
 Places = slice | torch.Tensor
 

@@ -6,8 +6,9 @@ from typing import Any, Literal
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from .cache import Cache, RaggedCache, cross_states, crossed_cache, paired_caches
+from .cache import Cache, RaggedCache
 from .masks import aligned_mask
+from .stock_caches import cross_states, crossed_cache, paired_caches
 
 Positions = Literal["given", "relative", "counted"]
 

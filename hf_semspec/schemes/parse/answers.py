@@ -7,7 +7,8 @@ from ...drafts.static import StaticDraft
 from ...engine.cache import RowStates, cut, held
 from ...engine.call import CallState
 from ...engine.draft import Drafter, NoDrafts
-from ...engine.model import CachedModel, MappedModel, context_of, warn_of_context
+from ...engine.mapped_model import MappedModel
+from ...engine.model import CachedModel, context_of, warn_of_context
 from ...engine.processors import Processors
 from ...engine.rounds import Speculation
 from .judge import Answer

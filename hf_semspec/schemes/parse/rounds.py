@@ -11,8 +11,8 @@ from ...drafts.vocabulary import first_clash
 from ...engine.cache import RowStates, held
 from ...engine.call import CallState
 from ...engine.draft import Drafter, NoDrafts
+from ...engine.mapped_model import MappedModel
 from ...engine.misfits import warn_of_low_acceptance
-from ...engine.model import MappedModel
 from ...engine.outputs import DecodingStats
 from ...engine.request import Request
 from ...engine.rounds import Speculation
