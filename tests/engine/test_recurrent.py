@@ -9,12 +9,12 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from examples.benchmarks.recurrent_models import FAMILIES, REFUSED, recurrent
 from hf_semspec import SemSpecConfig, load_draft
 from hf_semspec.engine.model import CachedModel
 from hf_semspec.engine.recurrent import RecurrentCache
 from tests.helpers import EXACT, WEAK_DRAFTS, Forwards, assisted, cache_of, new_tokens, plain, plain_rows, refuses
 from tests.models import draft_of, prompts, tiny
-from tests.recurrent_models import FAMILIES, REFUSED, recurrent
 from tests.statistics import deviations
 
 pytestmark = WEAK_DRAFTS

@@ -1,4 +1,4 @@
-"""Tiny models with recurrent layers, one of every family that the tests build."""
+"""Tiny models with recurrent layers, one of every family that tests and the sweep build."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +7,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from tests.models import VOCAB
-
+VOCAB = 97
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
