@@ -21,7 +21,17 @@ from ..drafts.choose import asks_for_model
 from ..drafts.load import load_draft
 from ..schemes import BUILT_IN
 from ..schemes.table import SCHEMES
-from ..tools.loading import DRAFT_HELP, MADE, device_by_name, dtype_by_name, encode, load_named_draft, own_draft
+from ..tools.loading import (
+    DRAFT_HELP,
+    MADE,
+    TARGET_HELP,
+    device_by_name,
+    dtype_by_name,
+    encode,
+    load_named_draft,
+    own_draft,
+)
+from ..tools.wheels import located
 from .comparison import PLAIN, Run, comparison_table, decode, plain_config, verdicts_table
 
 
@@ -124,7 +134,7 @@ def _run_scheme_files(argv: Sequence[str]) -> None:
 def _add_decoding(parser: argparse.ArgumentParser) -> None:
     """What to decode, by which pair; the demo's own model by default."""
     own = " (default: the demo's SmolLM2-135M and a copy of it)"
-    parser.add_argument("--model", help="the target: a Hub id or a folder" + own)
+    parser.add_argument("--model", help=TARGET_HELP + own)
     parser.add_argument("--draft", help=DRAFT_HELP + "; none with --set draft=ngram")
     parser.add_argument(
         "--scheme", default="lossless", metavar="NAME", help=", ".join(SCHEMES) + " (default lossless)"
@@ -287,6 +297,7 @@ def _pair_of(arguments: argparse.Namespace, config: SemSpecConfig, console: Any)
     elif draft_name is None and with_draft:
         raise ValueError(f"--draft is missing: {DRAFT_HELP}")
     with console.status(f"loading {name}"):
+        name = located(name)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device}).eval()
         tokenizer = AutoTokenizer.from_pretrained(name)
     if not with_draft:
