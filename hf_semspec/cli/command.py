@@ -1,4 +1,4 @@
-"""The command line: `hf-semspec demo`, `generate`, `trace`, `check`, `bench`, `eval` and `export-recipe`."""
+"""The command line: `hf-semspec demo`, `generate`, `trace`, `check`, `bench`, `eval`, `models` and `export-recipe`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from ..tools.loading import (
     own_draft,
 )
 from ..tools.wheels import located
+from . import models
 from .comparison import PLAIN, Run, comparison_table, decode, plain_config, verdicts_table
 
 
@@ -98,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluation_command.add_arguments(evaluate)
     evaluate.set_defaults(run=evaluation_command.execute)
+    offered = commands.add_parser("models", help="models that can be had without the Hub: list them, fetch them")
+    models.add_arguments(offered)
+    offered.set_defaults(run=models.execute)
     for command_parser in (generate, trace, bench, advise, export, evaluate):
         _add_scheme_file(command_parser)
     return parser

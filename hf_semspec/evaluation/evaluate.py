@@ -6,6 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,7 +101,9 @@ def evaluate(
     journal = Journal(None if out is None else Path(out), state.process_index)
     if out is None and state.num_processes > 1:
         raise ValueError("several processes meet in a folder: pass --out DIR")
-    journal.check(definition)
+    journal.check(
+        definition, lambda number: _define(replace(plan, task=plan.task.first(number)), model, draft, dtype, chat)
+    )
     journal.begin(definition)
     load = functools.partial(load_pair, model, draft, tokenizer, draft_tokenizer, dtype, device, chat)
     run(

@@ -68,7 +68,7 @@ MODELS = {
 
 
 def located(name: str | os.PathLike[str]) -> str:
-    """What `from_pretrained` takes for `name`: the folder of a key of [`MODELS`], fetched on first use; else `name`."""
+    """What `from_pretrained` takes for `name`: the folder of a key of [`MODELS`], fetched if need be; else `name`."""
     return str(fetch(str(name)) if str(name) in MODELS else name)
 
 
