@@ -8,6 +8,7 @@ from hf_semspec.configuration import EASDConfig
 
 LOSSLESS = {
     "scheme": "lossless",
+    "verification": None,
     "num_draft_tokens": 5,
     "num_chains": 1,
     "draft": "model",
