@@ -14,6 +14,7 @@ LOSSLESS = {
     "draft": "model",
     "max_ngram": 3,
     "compile_draft": False,
+    "cost_profile": None,
 }
 EASD = {
     "scheme": "easd",
@@ -30,6 +31,7 @@ EASD = {
     "trigger_rate": 0.0,
     "calibrated_for": None,
     "compile_draft": False,
+    "cost_profile": None,
 }
 CALIBRATED = {"do_sample": True, "temperature": 0.7, "top_k": 50, "top_p": None}
 FULL = EASDConfig(

@@ -151,6 +151,8 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "parity": lambda: {"logits_processor": [Parity()]},
     "sevens": lambda: {"stopping_criteria": [Sevens()]},
 }
+COSTS = {"target": [[1, 1, 1.0], [1, 17, 1.5], [3, 1, 1.2], [3, 17, 2.5]], "draft": [[1, 0.1], [3, 0.15]]}
+AUTO = {"num_draft_tokens": "auto", "cost_profile": COSTS}
 TOKEN = {"verification": "token"}
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.95}
 SCORES = {"output_scores": True, "output_logits": True}
@@ -190,8 +192,8 @@ CASES = {
     "lossless ngram greedy": Case({"draft": "ngram", "max_new_tokens": 40}, draft=None),
     "lossless ngram sampled": Case({"draft": "ngram", **SAMPLED, **TOKEN, "max_new_tokens": 40}, draft=None),
     "lossless ngram and model": Case({"draft": "ngram+model", **SAMPLED, **TOKEN, **TRACE, "max_new_tokens": 40}),
-    "lossless auto greedy": Case({"num_draft_tokens": "auto", **TRACE, "max_new_tokens": 40}),
-    "lossless auto sampled": Case({"num_draft_tokens": "auto", **SAMPLED, **TOKEN}, target="deep", draft="layer"),
+    "lossless auto greedy": Case({**AUTO, **TRACE, "max_new_tokens": 40}),
+    "lossless auto sampled": Case({**AUTO, **SAMPLED, **TOKEN}, target="deep", draft="layer"),
     "lossless compiled": Case({"compile_draft": True, **SAMPLED, **TOKEN}),
     "lossless compiled chains": Case({"compile_draft": True, **THREE, **EOS}),
     "lossless foreign greedy": Case({**EOS, **TRACE}, draft="foreign", given=("foreign",)),
@@ -219,7 +221,7 @@ CASES = {
     "easd chains": Case({**EASD, **THREE, **SAMPLED, "penalty": 0.5, **TRACE}),
     "easd random greedy": Case({**EASD, **CHANCE, **EOS, **SCORES}),
     "easd random sampled": Case({**EASD, **CHANCE, **SAMPLED, **TRACE, "num_return_sequences": 2}),
-    "easd auto": Case({**EASD, "num_draft_tokens": "auto", **SAMPLED, **TRACE}),
+    "easd auto": Case({**EASD, **AUTO, **SAMPLED, **TRACE}),
     "easd compiled": Case({**EASD, "compile_draft": True}),
     "easd foreign": Case({**EASD, **SAMPLED}, draft="foreign", given=("foreign",)),
     "easd t5": Case({**EASD, **SAMPLED, **TRACE}, target="t5"),

@@ -7,8 +7,9 @@ import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
 from hf_semspec import SemSpecConfig
-from hf_semspec.drafts.chain import ChainGenerator, DraftLength
+from hf_semspec.drafts.chain import ChainGenerator
 from hf_semspec.engine import acceptance
+from hf_semspec.engine.gamma import FixedLength
 from hf_semspec.engine.processors import CallRandomness, Processors
 from hf_semspec.schemes.lossless import block
 from hf_semspec.schemes.parse.judge import label_ids
@@ -275,7 +276,7 @@ def test_candidates_for_stock_end_where_the_law_does(sampling: bool) -> None:
     draft = tiny("llama", 1, vocab=90)
     randomness = CallRandomness(torch.device("cpu")) if sampling else None
     left = Processors([Only({8: [95, 96]})])
-    generator = ChainGenerator(draft, 97, left, randomness, DraftLength(5, lambda: 0.0), max_length=64)
+    generator = ChainGenerator(draft, 97, left, randomness, FixedLength(5), max_length=64)
     ids, law = generator.get_candidates(torch.randint(0, 90, (1, 6)))
     assert ids.shape[1] == 8
     assert (law is None) == (not sampling)

@@ -55,6 +55,8 @@ class EASDConfig(ChainsConfig):
             As in [`LosslessConfig`].
         compile_draft (`bool`, *optional*, defaults to `False`):
             As in [`LosslessConfig`].
+        cost_profile (`dict`, *optional*):
+            As in [`LosslessConfig`].
 
     Raises:
         ValueError: If a value is of the wrong type or out of its range.

@@ -15,8 +15,8 @@ class LosslessConfig(ChainsConfig):
 
     Args:
         num_draft_tokens (`int` or `"auto"`, *optional*, defaults to 5):
-            γ, the tokens drafted a round, in [1, 64]. `"auto"` chooses it each round from the acceptance seen in this
-            call and the sizes of the two models, never from a clock. The default and the range are ours.
+            γ, the tokens drafted a round, in [1, 64]. `"auto"` chooses it each round, 0 among the choices, from what
+            stood in this call and what rounds of this pair take. The default and the range are ours.
         num_chains (`int`, *optional*, defaults to 1):
             Chains drafted a round, in [1, 64]. More than one is exact multi-draft verification: one target pass over
             all of them, the same output law. The default is the papers' algorithm; the range is ours.
@@ -34,6 +34,9 @@ class LosslessConfig(ChainsConfig):
         compile_draft (`bool`, *optional*, defaults to `False`):
             Run the draft's one-token forwards from fixed buffers, on CUDA as a captured graph, which is faster where
             launching kernels takes longer than running them. The tokens are the same up to rounding. Ours.
+        cost_profile (`dict`, *optional*):
+            What rounds take, as `hf-semspec check --save FILE` writes it. Used by `"auto"` only, which measures it by
+            itself by default; with it the same seed gives the same tokens. Ours.
 
     Raises:
         ValueError: If a value is of the wrong type or out of its range, or `num_chains` or `"auto"` asks for a draft
