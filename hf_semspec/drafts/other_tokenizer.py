@@ -172,6 +172,7 @@ class ForeignGenerator(ChainGenerator):
         """Roll back to what was committed; what the last token of a row is spelled with was never fed."""
         settled = [self.before_last[row] for row in self.order]
         self.filled = [min(filled, length) for filled, length in zip(self.filled, settled, strict=True)]
+        self.settle()
 
     def select(self, rows: list[int]) -> None:
         """Keep only `rows` of the current batch."""

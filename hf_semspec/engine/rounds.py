@@ -218,7 +218,7 @@ class Speculation:
                 outcome = OUTCOMES[decided.outcomes[i]]
             self.call.count(row, kept[i], drafted, accepted, outcome)
             if drafted:
-                self.drafter.observe(accepted, accepted + (decided.outcomes[i] != BONUS))
+                self.drafter.observe(i, drafted, accepted)
 
     def _align(self, chains: list[int], num_drafted: int) -> None:
         """Give every chain of a row the cache of the chain that was committed."""

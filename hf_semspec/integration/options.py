@@ -17,6 +17,7 @@ from ..engine.cache import ROLLBACK_LAYER_TYPES, text_config
 from ..engine.encoders import PLAINLY, check_encoders, decodes_encoded
 from ..engine.mixers import RECURRENT, STATELESS, has_recurrent_layers
 from ..engine.model import takes_masks
+from ..engine.timing import check_pair
 
 # option -> the values that mean it is off; the last one, passed by the caller, beats what anybody else set
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -95,6 +96,9 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         )
     if draft is not None:
         _check_tokenizers(model, draft, scheme, mode_kwargs)
+        profile = getattr(getattr(scheme, "revise_with", None) or scheme, "cost_profile", None)
+        if profile is not None:
+            check_pair(profile, model, draft)
     _warn_of_ignored(config)
 
 
