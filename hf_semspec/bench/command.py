@@ -16,7 +16,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..evaluation.command import SCHEMES_HELP
-from ..tools.loading import DRAFT_HELP
+from ..tools.loading import DRAFT_HELP, TARGET_HELP
 from .advice import check
 from .function import bench
 from .progress import ProgressLine
@@ -29,7 +29,7 @@ _SIZE_HELP = f"one of {', '.join(SIZES)}, or LAYERSxHIDDENxINTERMEDIATExHEADS"
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which two models, on what prompts, and where."""
     add = parser.add_argument
-    add("--model", help="the target: a Hub id or a folder")
+    add("--model", help=TARGET_HELP)
     add("--draft", help=DRAFT_HELP)
     add("--controlled", type=float, metavar="AGREEMENT", help="instead: make a pair that agrees on this share of ids")
     add("--target-size", default="98M", metavar="SIZE", help=f"of that pair's target (default 98M): {_SIZE_HELP}")
@@ -61,6 +61,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--new-tokens", type=int, default=64, metavar="N", help="tokens the target writes after a prompt (default 64)")
     add("--repeats", type=int, default=5, metavar="N", help="timed turns of each forward (default 5)")
+    add("--save", type=Path, metavar="FILE", help="write what rounds cost, for `cost_profile` of a config")
     add("--blocks", type=int, default=64, metavar="N", help="drafted blocks a prompt, for χ² (default 64)")
 
 
@@ -99,6 +100,8 @@ def execute_check(arguments: argparse.Namespace, command: str) -> int:
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         write_json(arguments.out / "check.json", advice.to_dict())
+    if arguments.save is not None:
+        write_json(arguments.save, advice.profile)
     return 0
 
 
