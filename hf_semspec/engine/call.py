@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..common.fields import SAMPLING_SETTINGS
-from .cache import RowStates, cut, text_config
+from .cache import RowStates, text_config
 from .encoders import Sources
 from .inputs import read_inputs
 from .model import CachedModel, compute_device, context_of
@@ -17,6 +17,7 @@ from .recorder import Recorder
 from .request import Request
 from .results import Columns, ReturnedRows, build_output
 from .returned_cache import build_cache
+from .row_states import at_most
 from .stopping import InOrder, SettledStream, StopRules
 from .tokens import Canvas
 
@@ -242,7 +243,7 @@ class CallState:
         for row, start, kept, drafted, accepted, outcome in self.uncounted:
             self.count(row, max(min(kept, generated[row] - start), 0), drafted, accepted, outcome)
         self.stats.substituted_tokens += sum(column < generated[row] for row, column in self.substituted)
-        states = [cut(one, length) for one, length in zip(self.row_states, self.lengths(self.rows), strict=True)]
+        states = [at_most(one, length) for one, length in zip(self.row_states, self.lengths(self.rows), strict=True)]
         return ReturnedRows(self.rows, [0] * self.batch, generated, states, self.scores, self.logits)
 
     def output(

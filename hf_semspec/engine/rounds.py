@@ -241,6 +241,7 @@ class Speculation:
             row in self.masked or self.pause(row, ids) or generated[row] >= self.limits[row]
             for row, ids in zip(self.live, news, strict=True)
         ]
+        lengths = self.call.lengths(self.live)  # before a verdict of the caller's criteria cuts them
         leaving = self.call.settle(self.live)
         paused = [i for i, pauses in enumerate(pausing) if pauses and i not in leaving]
         self.paused += [self.live[i] for i in paused]
@@ -249,13 +250,12 @@ class Speculation:
         staying = [i for i in range(len(self.live)) if i not in leaving and i not in paused]
         if self.keep_states:
             for i in sorted(leaving + paused):
-                row, length = self.live[i], self.call.lengths(self.live)[i]
-                self.target_states[row] = self.target.cache.rows(i * self.chains, length - 1)
+                row = self.live[i]
+                self.target_states[row] = self.target.cache.rows(i * self.chains, lengths[i] - 1)
                 self.draft_states[row] = self.drafter.states(i)
         if self.call.keep_cache:
             for i in leaving + paused if self.call.rules.custom else leaving:  # they may end one that pauses
-                row = self.live[i]
-                self.call.keep(row, self.target.cache.rows(i * self.chains, self.call.lengths([row])[0] - 1))
+                self.call.keep(self.live[i], self.target.cache.rows(i * self.chains, lengths[i] - 1))
         self.keep(staying)
 
     def keep(self, staying: list[int]) -> None:

@@ -87,8 +87,8 @@ class Verification:
             if (kept == answer.written and answer.finished) or total == call.rules.room:
                 call.end(row, total)
             self.writer.forget(row, call.canvas.lengths([row])[0])
-        leaving = call.settle(rows)
         lengths = call.lengths(rows)
+        leaving = call.settle(rows)
         if call.keep_cache:
             for i in leaving:
                 call.keep(rows[i], self.target.cache.rows(i, lengths[i]))

@@ -291,10 +291,11 @@ class SegmentRounds:
     def _close(self, row: int) -> None:
         """End a row that waits."""
         call = self.call
-        self.target.roll_back(row, call.lengths([row])[0])
-        if call.keep_cache:
+        states = self.target.parked.pop(row, None)
+        if call.keep_cache and states is None:
             self.target.bring([row])
-            call.keep(row, self.target.model.cache.rows(0, self.target.cached[row]))
+            states = self.target.model.cache.rows(0, self.target.cached[row])
+        call.keep(row, states or [])
         self.target.bring([other for other in self.target.rows if other != row])
         self._end(row)
 

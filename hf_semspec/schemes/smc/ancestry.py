@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ...engine.cache import RowStates, cut
+from ...engine.cache import RowStates
 from ...engine.outputs import DecodingStats, RowStats, SemSpecOutput
 from ...engine.results import Columns, ReturnedRows
+from ...engine.row_states import at_most
 from ...engine.tokens import Canvas
 
 Chosen = Sequence[tuple[int, int, int]]
@@ -199,7 +200,7 @@ class Returns:
         `before` tokens and all new ones but the last."""
         chosen, lineage = self.chosen, self.lineage
         prompts, slots, lengths = ([row[i] for row in chosen] for i in range(3))
-        states = [cut(self.states.get((row, slot), []), before[row] + length) for row, slot, length in chosen]
+        states = [at_most(self.states.get((row, slot), []), before[row] + length) for row, slot, length in chosen]
         columns = (lineage.columns(name, flag, chosen) for name, flag in (("scores", scores), ("logits", logits)))
         return ReturnedRows(prompts, slots, lengths, states, *columns)
 
