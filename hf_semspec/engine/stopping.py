@@ -91,7 +91,8 @@ def verdict(criteria: Sequence[Any], ids: torch.Tensor, scores: Any) -> list[boo
     rows. They may keep what they are shown, and write to it."""
     found = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
     for criterion in criteria:
-        found = found | torch.as_tensor(criterion(ids.clone(), scores), device=ids.device)
+        answer = torch.as_tensor(criterion(ids.clone(), scores), device=ids.device)
+        found = found | (answer.reshape(len(ids)) if answer.dim() > 1 else answer)
     return [bool(flag) for flag in found.tolist()]
 
 

@@ -117,6 +117,14 @@ def test_without_an_eos_rows_go_on_and_are_shown_so(kind: str, rule: str) -> Non
     check_identities(ours[0].stats)
 
 
+def test_one_column_of_answers_counts_as_one_a_row() -> None:
+    """The shape that transformers' docstring names; its own loop takes it of a single row without an EOS only."""
+    target, inputs = tiny("llama", 4, attention="sdpa"), prompts((9, 4), seed=4)
+    call = {"stopping_criteria": StoppingCriteriaList([Criterion(lambda ids, calls: counting(ids, calls)[:, None])])}
+    output = assisted(target, draft_of(target, "near"), inputs, call=call, max_new_tokens=18)
+    assert output.shape == (2, 9 + 9)
+
+
 @pytest.mark.parametrize("kind", TESTING)
 @pytest.mark.parametrize("rule", ["by row", "counting"])
 def test_a_row_that_ran_ahead_is_cut_with_its_states_scores_and_counts(kind: str, rule: str) -> None:
