@@ -225,8 +225,8 @@ def markdown(result: dict[str, Any] | None) -> str:
             for temperature, lab in result["lab"].items()
         ]
         note = (
-            "The arithmetic lab's pair, sampled from the whole law; ratios are means over prompts, with 95 % bootstrap "
-            "intervals."
+            "The arithmetic lab's pair, sampled from the whole law; ratios are means over prompts, with 95 % "
+            "bootstrap intervals."
         )
         parts.append(f"{note}\n\n{markdown_table(header, rows)}")
     return "\n\n".join(parts)

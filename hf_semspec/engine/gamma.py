@@ -7,6 +7,7 @@ c(B, γ+1) + γρ(B). Nothing here reads a clock or draws: the same observations
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import Any
@@ -57,8 +58,8 @@ class Survival:
 class CostTable:
     """What rounds of a pair take, in seconds: the target's pass by rows and width, a draft forward by rows.
 
-    Of what was measured several times the median of the latest counts. Between rows and widths it is interpolated;
-    beyond the widest it goes on as it rises there.
+    Of what was measured several times the median of the latest counts; what was measured a few times costs no more
+    than wider passes. Between rows and widths it is interpolated; beyond the widest it goes on as it rises there.
 
     Calls in several threads may share it.
 
@@ -66,7 +67,7 @@ class CostTable:
         fixed: whether nothing is measured any more.
     """
 
-    RECENT, REPEATS, TRIAL, FRESH = 9, 2, 3, 256
+    RECENT, SURE, REPEATS, TRIAL, FRESH = 9, 5, 2, 3, 256
 
     def __init__(self, fixed: bool = False) -> None:
         self.fixed = fixed
@@ -121,22 +122,32 @@ class CostTable:
         known = self._known()
         low = max((other for other in known if other <= rows), default=known[0])
         high = min((other for other in known if other >= rows), default=known[-1])
-        part = (rows - low) / (high - low) if low < rows < high else 0.0
-        first, second = ([self._pass(other, width) for width in widths] for other in (low, high))
-        drafts = [median_low(self.drafts[other]) for other in (low, high)]
-        passes = [a + part * (b - a) for a, b in zip(first, second, strict=True)]
-        return passes, drafts[0] + part * (drafts[1] - drafts[0])
+        passes, draft = self._along(low, widths), median_low(self.drafts[low])
+        if low < rows < high:
+            part, others = (rows - low) / (high - low), self._along(high, widths)
+            passes = [one + part * (other - one) for one, other in zip(passes, others, strict=True)]
+            draft += part * (median_low(self.drafts[high]) - draft)
+        return passes, draft
 
-    def _pass(self, rows: int, width: int) -> float:
-        points = sorted(
-            (own, median_low(values)) for (other, own), values in list(self.passes.items()) if other == rows
-        )
-        low = max((point for point in points if point[0] <= width), default=points[0])
-        high = min((point for point in points if point[0] > width), default=None)
-        if high is None:
-            low, high = points[-2:]
-            return max(high[1] + max(high[1] - low[1], 0.0) / (high[0] - low[0]) * (width - high[0]), high[1])
-        return low[1] + (high[1] - low[1]) / (high[0] - low[0]) * (width - low[0])
+    def _along(self, rows: int, widths: Sequence[int]) -> list[float]:
+        points, found = self._points(rows), []
+        for width in widths:
+            place = min(max(bisect_right(points, width, key=lambda point: point[0]), 1), len(points) - 1)
+            (low, first), (high, second) = points[place - 1 : place + 1]
+            slope = (second - first) / (high - low)
+            found.append(second + max(slope, 0.0) * (width - high) if width > high else first + slope * (width - low))
+        return found
+
+    def _points(self, rows: int) -> list[tuple[int, float]]:
+        """Widths and seconds, in order."""
+        found = sorted((width, values) for (other, width), values in list(self.passes.items()) if other == rows)
+        points, least = [], math.inf
+        for width, values in reversed(found):
+            seconds = median_low(values)
+            least = min(least, seconds)
+            # The machine may have been busy the few times; a pass that is slow every time is slow.
+            points.append((width, seconds if self.fixed or len(values) >= self.SURE else least))
+        return points[::-1]
 
     def to_dict(self) -> dict[str, Any]:
         """`target`, lists of rows, width and seconds, and `draft`, lists of rows and seconds."""

@@ -61,6 +61,18 @@ class TestCosts:
             table.add_draft(1, 0.1)
         assert table.curves(1, (1, 4)) == ([1.0, 2.0], 0.1)
 
+    def test_a_pass_costs_no_more_than_wider_ones_unless_it_does_every_time(self) -> None:
+        table = CostTable()
+        for width, seconds in ((1, 1.0), (4, 3.0), (4, 3.0), (6, 2.0), (6, 2.0)):
+            table.add(1, width, seconds)
+        for _ in range(2):
+            table.add(1, 1, 1.0)
+            table.add_draft(1, 0.1)
+        assert table.curves(1, (4, 5))[0] == [2.0, 2.0]
+        for _ in range(3):
+            table.add(1, 4, 3.0)
+        assert table.curves(1, (4, 5))[0] == [3.0, 2.5]
+
     def test_what_is_not_known_is_measured_first_and_plain_rounds_anew(self) -> None:
         table = CostTable()
         length = ChosenLength(table)
