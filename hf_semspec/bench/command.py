@@ -16,7 +16,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..evaluation.command import SCHEMES_HELP
-from ..tools.loading import DRAFT_HELP
+from ..tools.loading import DRAFT_HELP, TARGET_HELP
 from .advice import check
 from .function import bench
 from .progress import ProgressLine
@@ -29,7 +29,7 @@ _SIZE_HELP = f"one of {', '.join(SIZES)}, or LAYERSxHIDDENxINTERMEDIATExHEADS"
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which two models, on what prompts, and where."""
     add = parser.add_argument
-    add("--model", help="the target: a Hub id or a folder")
+    add("--model", help=TARGET_HELP)
     add("--draft", help=DRAFT_HELP)
     add("--controlled", type=float, metavar="AGREEMENT", help="instead: make a pair that agrees on this share of ids")
     add("--target-size", default="98M", metavar="SIZE", help=f"of that pair's target (default 98M): {_SIZE_HELP}")

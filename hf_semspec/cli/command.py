@@ -1,4 +1,4 @@
-"""The command line: `hf-semspec demo`, `generate`, `trace`, `check`, `bench`, `eval` and `export-recipe`."""
+"""The command line: `hf-semspec demo`, `generate`, `trace`, `check`, `bench`, `eval`, `models` and `export-recipe`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,18 @@ from ..drafts.choose import asks_for_model
 from ..drafts.load import load_draft
 from ..schemes import BUILT_IN
 from ..schemes.table import SCHEMES
-from ..tools.loading import DRAFT_HELP, MADE, device_by_name, dtype_by_name, encode, load_named_draft, own_draft
+from ..tools.loading import (
+    DRAFT_HELP,
+    MADE,
+    TARGET_HELP,
+    device_by_name,
+    dtype_by_name,
+    encode,
+    load_named_draft,
+    own_draft,
+)
+from ..tools.wheels import located
+from . import models
 from .comparison import PLAIN, Run, comparison_table, decode, plain_config, verdicts_table
 
 
@@ -88,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluation_command.add_arguments(evaluate)
     evaluate.set_defaults(run=evaluation_command.execute)
+    offered = commands.add_parser("models", help="models that can be had without the Hub: list them, fetch them")
+    models.add_arguments(offered)
+    offered.set_defaults(run=models.execute)
     for command_parser in (generate, trace, bench, advise, export, evaluate):
         _add_scheme_file(command_parser)
     return parser
@@ -124,7 +138,7 @@ def _run_scheme_files(argv: Sequence[str]) -> None:
 def _add_decoding(parser: argparse.ArgumentParser) -> None:
     """What to decode, by which pair; the demo's own model by default."""
     own = " (default: the demo's SmolLM2-135M and a copy of it)"
-    parser.add_argument("--model", help="the target: a Hub id or a folder" + own)
+    parser.add_argument("--model", help=TARGET_HELP + own)
     parser.add_argument("--draft", help=DRAFT_HELP + "; none with --set draft=ngram")
     parser.add_argument(
         "--scheme", default="lossless", metavar="NAME", help=", ".join(SCHEMES) + " (default lossless)"
@@ -287,6 +301,7 @@ def _pair_of(arguments: argparse.Namespace, config: SemSpecConfig, console: Any)
     elif draft_name is None and with_draft:
         raise ValueError(f"--draft is missing: {DRAFT_HELP}")
     with console.status(f"loading {name}"):
+        name = located(name)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device}).eval()
         tokenizer = AutoTokenizer.from_pretrained(name)
     if not with_draft:

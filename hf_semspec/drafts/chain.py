@@ -11,8 +11,9 @@ from ..engine.acceptance import leading
 from ..engine.cache import RowStates, held
 from ..engine.draft import Draft, Drafter
 from ..engine.gamma import ChosenLength, FixedLength
+from ..engine.mapped_model import MappedModel
 from ..engine.misfits import report_choice, without_a_law
-from ..engine.model import MappedModel, context_of, warn_of_context
+from ..engine.model import context_of, warn_of_context
 from ..engine.processors import BROKEN, CallRandomness, Processors, faults
 from ..engine.sources import Source
 from ..engine.timing import RoundClock
@@ -147,7 +148,8 @@ class ChainGenerator(Drafter, CandidateGenerator):
             laws.append(log_q)
         # What a row drafts along with the others without being asked is not committed.
         read = [length + (num_tokens - 1 if count else 0) for length, count in zip(lengths, counts, strict=True)]
-        self.filled = [filled if gap > back else new for filled, gap, new in zip(self.filled, gaps, read, strict=True)]
+        left = [0] * len(live) if self.decoder.recurrent else self.filled
+        self.filled = [kept if gap > back else new for kept, gap, new in zip(left, gaps, read, strict=True)]
         draft = self._draft(drafted, peaks, laws, counts)
         canvas.write(live, 0, draft.ids)
         if self.clock is not None:
@@ -170,6 +172,8 @@ class ChainGenerator(Drafter, CandidateGenerator):
     def commit(self, lengths: Sequence[int]) -> None:
         """Roll back to what was committed: the rows now hold `lengths` tokens, the last of which was never fed."""
         self.filled = [min(filled, length - 1) for filled, length in zip(self.filled, lengths, strict=True)]
+        if self.decoder.cache.batch == len(self.filled) * self.chains:
+            self.decoder.settle([filled for filled in self.filled for _ in range(self.chains)])
         self.settle()
 
     def settle(self) -> None:
@@ -190,8 +194,9 @@ class ChainGenerator(Drafter, CandidateGenerator):
 
     def resume(self, states: Sequence[RowStates], lengths: Sequence[int]) -> None:
         """Go on with rows of `lengths` tokens, the last of which was never fed, of which the cache held `states`."""
-        self.filled = [min(held(row), length - 1) for row, length in zip(states, lengths, strict=True)]
         self.decoder.cache.load(states)
+        known = [min(held(row), length - 1) for row, length in zip(states, lengths, strict=True)]
+        self.filled = [self.decoder.cache.reach(row, length) for row, length in enumerate(known)]
         if self.decoder.cache.is_filled and self.chains > 1:
             self.decoder.cache.select([row for row in range(len(states)) for _ in range(self.chains)])
 

@@ -6,7 +6,7 @@ from typing import Any
 from ..engine.call import CallState
 from ..engine.draft import Drafter
 from ..engine.gamma import LONGEST, ChosenLength, CostTable, FixedLength
-from ..engine.model import MappedModel
+from ..engine.mapped_model import MappedModel
 from ..engine.processors import Processors, of_rank_0
 from ..engine.timing import costs_of
 from .chain import ChainGenerator

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ..engine.cache import text_config
-from ..engine.model import MappedModel, context_of
+from ..engine.mapped_model import MappedModel
+from ..engine.model import context_of
 from ..engine.text import TokenTexts, anchor
 from ..engine.tokens import Canvas
 from .chain import ChainGenerator

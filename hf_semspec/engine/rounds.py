@@ -208,6 +208,7 @@ class Speculation:
             call.stats.substituted_tokens += sum(token >= self.drafter.own_vocabulary for token in ids[: kept[i]])
             self.drafter.learn(row, ids[: kept[i]])
         self._align(decided.chains, block.scores.shape[2] - 1)
+        self.target.settle([length - 1 for length in call.lengths(live) for _ in range(self.chains)])
         self.drafter.commit(canvas.lengths(live))
 
     def _count(self, draft: Draft | None, decided: Decided, kept: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from ..tools.loading import DRAFT_HELP
+from ..tools.loading import DRAFT_HELP, TARGET_HELP
 from .contenders import kinds
 from .evaluate import evaluate
 from .tasks import TASKS
@@ -24,7 +24,7 @@ SCHEMES_HELP = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to `parser`."""
     add = parser.add_argument
-    add("--model", required=True, help="the target: a Hub id or a folder")
+    add("--model", required=True, help=TARGET_HELP)
     add("--draft", help=DRAFT_HELP)
     add("--task", required=True, metavar="|".join(TASKS), help="how prompts are put and answers read")
     add("--path", type=Path, required=True, metavar="FILE", help="the problems, a line of JSON each")

@@ -6,6 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from ..common.fields import integer
 from ..tools.loading import device_by_name, dtype_by_name, is_own_draft, load_named_draft
+from ..tools.wheels import located
 from .contenders import Contender, parse_contenders
 from .decoding import Pair
 from .grids import Grid, parse_grid
@@ -99,7 +101,9 @@ def evaluate(
     journal = Journal(None if out is None else Path(out), state.process_index)
     if out is None and state.num_processes > 1:
         raise ValueError("several processes meet in a folder: pass --out DIR")
-    journal.check(definition)
+    journal.check(
+        definition, lambda number: _define(replace(plan, task=plan.task.first(number)), model, draft, dtype, chat)
+    )
     journal.begin(definition)
     load = functools.partial(load_pair, model, draft, tokenizer, draft_tokenizer, dtype, device, chat)
     run(
@@ -245,6 +249,7 @@ def load_pair(
     """Both models with their tokenizers, each given loaded or by name; arguments as of [`evaluate`]."""
     resolved = dtype_by_name(dtype)
     if isinstance(model, str | Path):
+        model = located(model)
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
         model = AutoModelForCausalLM.from_pretrained(model, dtype=resolved, device_map={"": device}).eval()
     if tokenizer is None:
@@ -261,7 +266,7 @@ def load_pair(
 def _tokenizer_of(name: str) -> PreTrainedTokenizerBase | None:
     """The draft's tokenizer, `None` where its folder has none and so shares the target's."""
     try:
-        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
+        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(located(name))
     except (OSError, ValueError):
         return None
     return loaded

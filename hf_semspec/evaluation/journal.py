@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,13 @@ class Journal:
         self.process = process
         self._memory: list[Record] = []
 
-    def check(self, definition: dict[str, Any]) -> None:
-        """See that the folder is this run's or still empty.
+    def check(self, definition: dict[str, Any], of_first: Callable[[int], dict[str, Any]] | None = None) -> None:
+        """See that the folder is still empty, or this run's, or, with `of_first`, holds a part of it: fewer
+        contenders, or the first problems in whole batches.
+
+        Args:
+            definition (`dict`): what the run is.
+            of_first (`Callable[[int], dict]`, *optional*): what it is on the first problems of that number.
 
         Raises:
             ValueError: the folder holds another run; the message names what differs.
@@ -41,8 +46,14 @@ class Journal:
         stored = self._definition()
         if stored is None:
             return
+        if of_first is not None:
+            number = stored["task"]["examples"]
+            if number < definition["task"]["examples"] and number % definition["batch_size"] == 0:
+                definition = of_first(number)
         stored, definition = _flat(stored), _flat(json.loads(json.dumps(definition)))
         names = [name for name in {**stored, **definition} if stored.get(name) != definition.get(name)]
+        if of_first is not None:
+            names = [name for name in names if name in stored or not name.startswith("contenders.")]
         if names:
             was = "; ".join(
                 f"{name} was {_short(stored.get(name))}, is {_short(definition.get(name))}" for name in names
@@ -53,11 +64,11 @@ class Journal:
             )
 
     def begin(self, definition: dict[str, Any]) -> None:
-        """Note what the run is; the folder is made if it is missing."""
+        """Note what the run is now; the folder is made if it is missing."""
         if self.folder is None:
             return
         (self.folder / PARTS).mkdir(parents=True, exist_ok=True)
-        if self.process == 0 and self._definition() is None:
+        if self.process == 0 and self._definition() != definition:
             _write_whole(self.folder / DEFINITION, json.dumps(definition, indent=1) + "\n")
 
     def add(self, record: Record) -> None:

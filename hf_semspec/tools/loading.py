@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafts.load import load_draft
 from ..drafts.quantizations import MAKERS
+from .wheels import MODELS, located
 
 # Drafts made from the target itself.
 OWN_DRAFTS: dict[str, dict[str, Any]] = {
@@ -17,13 +18,16 @@ OWN_DRAFTS: dict[str, dict[str, Any]] = {
 }
 FIRST_LAYERS = "layers:"
 MADE = f"{', '.join(OWN_DRAFTS)} for a copy of the target, {FIRST_LAYERS}N for its first N layers"
-DRAFT_HELP = f"the draft: a Hub id, a folder, or {MADE}"
+MODEL_NAMES = f"a Hub id, a folder, or a model in wheels ({', '.join(MODELS)})"
+DRAFT_HELP = f"the draft: {MODEL_NAMES}, or {MADE}"
+TARGET_HELP = f"the target: {MODEL_NAMES}"
 
 
 def load_named_draft(
     name: str, model: PreTrainedModel, *, device: str | None = None, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """The draft that `name` stands for: a key of `OWN_DRAFTS`, `layers:N`, else a Hub id or folder.
+    """The draft that `name` stands for: a key of `OWN_DRAFTS`, `layers:N`, else a Hub id,
+    a folder, or a model in wheels ([`wheels.MODELS`]).
 
     Args:
         name (`str`): what the user wrote.
@@ -33,7 +37,7 @@ def load_named_draft(
     """
     if is_own_draft(name):
         return load_draft(model, **own_draft(name))
-    return load_draft(name, device=device, dtype=dtype)
+    return load_draft(located(name), device=device, dtype=dtype)
 
 
 def is_own_draft(name: str) -> bool:

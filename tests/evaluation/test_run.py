@@ -319,6 +319,26 @@ class TestResuming:
             call(pair, task, out=tmp_path, **{**arguments, **change})
         assert (tmp_path / "parts" / "0.jsonl").read_text() == before
 
+    def test_a_command_that_asks_for_more_decodes_only_that(self, pair, task, tmp_path, monkeypatch):
+        call(pair, task, "target,draft", batch_size=3, limit=6, out=tmp_path)
+        spy = Spy()
+        monkeypatch.setattr(run, "decode", spy)
+        report = call(pair, task, "target,draft,lossless", batch_size=3, out=tmp_path)
+        decoded = {(name, prompts[0][-1]) for name, prompts, _ in spy.measured}
+        assert decoded == {
+            ("lossless", "0"),
+            ("lossless", "3"),
+            *((name, "6") for name in ("target", "draft", "lossless")),
+        }
+        assert len(spy.measured) == 5
+        assert {row["name"]: (row["samples"], row["turns"]) for row in report.rows} == {
+            "target": (7, 3),
+            "draft": (7, 3),
+            "lossless": (7, 1),  # two of its batches came in another session than the target's
+        }
+        with pytest.raises(ValueError, match=r"another run .*contenders\.lossless was"):
+            call(pair, task, "target,draft", batch_size=3, out=tmp_path)
+
     def test_other_problems_of_the_same_number_are_another_run(self, pair, task, tmp_path):
         from dataclasses import replace
 
