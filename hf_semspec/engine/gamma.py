@@ -221,7 +221,7 @@ class ChosenLength(FixedLength):
     """γ for one round after the other, from [`CHOICES`]; 0 is plain decoding.
 
     While that promises most, drafting is tried now and then, so rarely that the trials take `PROBING` of the time at
-    first, and half as often each time one fails.
+    first, half as often after each one that fails, and again at once after one that pays.
 
     Args:
         costs: of the pair.
@@ -239,7 +239,8 @@ class ChosenLength(FixedLength):
         self.last: int | None = None
         self.wait: float | None = None  # rounds until the next trial; `None` while drafting is on
         self.patience = 1.0
-        self.tried = False
+        self.needed: float | None = None  # tokens of a row that the trial that runs must give, to be worth it
+        self.won = 0.0  # those that the last drafted round gave
         self.rows = 1
         self.rounds: dict[int, int] = {}
 
@@ -268,26 +269,32 @@ class ChosenLength(FixedLength):
             best = self.last
         self.last = best
         if best > 0:
-            self.wait, self.patience, self.tried = None, 1.0, False
+            self.wait, self.patience, self.needed = None, 1.0, None
             return best
         trial = max(CHOICES[1:], key=rates.__getitem__)
-        if self.wait is None or self.tried:
-            passes, draft = self.costs.curves(rows, (1, trial + 1))
-            loss = (rates[0] / rates[trial] - 1) * (passes[1] + trial * draft) / passes[0]  # in plain steps
-            self.patience *= 2 if self.tried else 1
-            self.wait, self.tried = self.patience * max(loss / self.PROBING, self.LEAST_WAIT), False
+        passes, draft = self.costs.curves(rows, (1, trial + 1))
+        cost = (passes[1] + trial * draft) / passes[0]  # in plain steps
+        if self.wait is None or self.needed is not None:
+            failed = self.needed is not None and self.won < self.needed
+            self.patience *= 2 if failed else 1
+            loss = (rates[0] / rates[trial] - 1) * cost
+            again = self.needed is not None and not failed
+            self.wait = 0 if again else self.patience * max(loss / self.PROBING, self.LEAST_WAIT)
+            self.needed = None
         if self.wait > 0:
             self.wait -= 1
             return 0
         self.survival.forget(self.TRUST)
-        self.tried = True
+        self.needed, self.won = cost, 0.0
         return trial
 
     def observe(self, rounds: Iterable[tuple[int, int]]) -> None:
         """How many tokens were drafted for each row, and how many of them stand."""
         self.survival.forget()
-        for drafted, kept in rounds:
+        rows = list(rounds)
+        for drafted, kept in rows:
             self.survival.observe(drafted, kept)
+        self.won = sum(kept + 1 for _, kept in rows) / max(len(rows), 1)
 
     @property
     def is_off(self) -> bool:
