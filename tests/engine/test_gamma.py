@@ -10,7 +10,8 @@ import pytest
 
 from hf_semspec import LosslessConfig, SemSpecConfig
 from hf_semspec.bench.simulation import played, regret
-from hf_semspec.engine.gamma import CHOICES, ChosenLength, CostTable, FixedLength, Survival
+from hf_semspec.engine.costs import CostTable
+from hf_semspec.engine.gamma import CHOICES, ChosenLength, FixedLength, Survival
 
 PROFILE: dict[str, Any] = {"target": [[1, 1, 1.0], [1, 9, 1.5]], "draft": [[1, 0.1]]}
 

@@ -11,7 +11,8 @@ import torch
 
 from hf_semspec import SemSpecConfig
 from hf_semspec.engine import timing
-from hf_semspec.engine.gamma import CHOICES, ChosenLength, CostTable
+from hf_semspec.engine.costs import CostTable
+from hf_semspec.engine.gamma import CHOICES, ChosenLength
 from hf_semspec.engine.timing import costs_of, pair_of
 from tests.drafts.shared import looked_up
 from tests.helpers import (
