@@ -143,7 +143,7 @@ def pairs_of(plan: Plan) -> dict[str, Callable[[], tuple[Any, Any, list[torch.Te
 
     def smollm2(layers: int) -> tuple[Any, Any, list[torch.Tensor], float]:
         model, tokenizer = load_smollm2()
-        prompts = [encode(tokenizer, text) for text in PROMPTS[: plan.prompts]]
+        prompts = [encode(tokenizer, text) for text in PROMPTS[: min(plan.prompts, 6)]]
         return model, load_draft(model, layers=layers), prompts, 1.0
 
     found: dict[str, Any] = {f"lab, temperature {one:g}": partial(lab, one) for one in plan.temperatures}
@@ -200,10 +200,6 @@ def run(plan: Plan, path: Path, command: str, report: Report, minutes: float | N
     def is_late() -> bool:
         return minutes is not None and time.monotonic() - began > 60 * minutes
 
-    for name in pairs_of(plan):
-        if name not in result["rules"] and not is_late():
-            result["rules"][name] = measure_rules(name, plan, report)
-            write_json(path, result)
     for agreement in plan.agreements:
         names = {batch: f"agreement {agreement:g}, batch {batch}" for batch in plan.tokens}
         if is_late() or all(name in result["cells"] for name in names.values()):
@@ -214,6 +210,10 @@ def run(plan: Plan, path: Path, command: str, report: Report, minutes: float | N
             if name not in result["cells"] and not is_late():
                 result["cells"][name] = measure_cell(pair, batch, plan, report)
                 write_json(path, result)
+    for name in pairs_of(plan):
+        if name not in result["rules"] and not is_late():
+            result["rules"][name] = measure_rules(name, plan, report)
+            write_json(path, result)
     return result
 
 
