@@ -8,11 +8,13 @@ from hf_semspec.configuration import EASDConfig
 
 LOSSLESS = {
     "scheme": "lossless",
+    "verification": None,
     "num_draft_tokens": 5,
     "num_chains": 1,
     "draft": "model",
     "max_ngram": 3,
     "compile_draft": False,
+    "cost_profile": None,
 }
 EASD = {
     "scheme": "easd",
@@ -29,6 +31,7 @@ EASD = {
     "trigger_rate": 0.0,
     "calibrated_for": None,
     "compile_draft": False,
+    "cost_profile": None,
 }
 CALIBRATED = {"do_sample": True, "temperature": 0.7, "top_k": 50, "top_p": None}
 FULL = EASDConfig(

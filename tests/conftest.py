@@ -59,7 +59,9 @@ def _no_late_warnings(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     logger.removeHandler(handler)
     if "caplog" not in request.fixturenames:
-        assert not handler.messages, handler.messages
+        # Whether a draft gains anything depends on the machine.
+        messages = [message for message in handler.messages if "ended with drafting off" not in message]
+        assert not messages, messages
 
 
 @pytest.fixture(scope="module")

@@ -142,6 +142,53 @@ def greedy_chains(
     return len(drafts[0]), BONUS, argmax(p[viable[0]][len(drafts[0])]), viable
 
 
+def block_survival(p: list[Law], q: list[Law], drafts: list[int]) -> list[float]:
+    """p_0..p_γ of block verification (arXiv 2403.10444)."""
+    survival = [1.0]
+    for t, token in enumerate(drafts):
+        survival.append(min(1.0, survival[-1] * p[t][token] / q[t][token]))
+    return survival
+
+
+def block_excess(p: Law, q: Law, scale: float) -> Law:
+    """max(scale·p - q, 0), not normalised."""
+    return [max(scale * a - b, 0.0) for a, b in zip(p, q, strict=True)]
+
+
+def block_chances(p: list[Law], q: list[Law], drafts: list[int]) -> list[float]:
+    """h_1..h_γ, 0/0 counting as 0."""
+    survival, gamma = block_survival(p, q, drafts), len(drafts)
+    chances = []
+    for i in range(1, gamma):
+        left = math.fsum(block_excess(p[i], q[i], survival[i]))
+        chances.append(left / (left + 1 - survival[i]) if left > 0 else 0.0)
+    return [*chances, survival[gamma]]
+
+
+def block_chain(p: list[Law], q: list[Law], drafts: list[int], uniforms: list[float]) -> Decision:
+    """Block verification of one chain."""
+    gamma, chances = len(drafts), block_chances(p, q, drafts)
+    kept = max((i + 1 for i in range(gamma) if uniforms[i] < chances[i]), default=0)
+    if kept == gamma:
+        return gamma, BONUS, p[gamma]
+    left = block_excess(p[kept], q[kept], block_survival(p, q, drafts)[kept])
+    return kept, RESIDUAL, normalised(left) if math.fsum(left) > EMPTY else p[kept]
+
+
+def block_branches(p: list[list[Law]], q: list[list[Law]], drafts: list[list[int]]) -> Iterator[Branch]:
+    """As [`branches`], for block verification of one chain: for each i, what keeps i tokens."""
+    chances = block_chances(p[0], q[0], drafts[0])
+    weight, uniforms = 1.0, [0.5] * len(chances)
+    for i in range(len(chances) - 1, -1, -1):
+        if chances[i] > 0:
+            yield weight * chances[i], [[*uniforms[:i], chances[i] * (1 - 1e-12), *uniforms[i + 1 :]]]
+        weight *= 1 - chances[i]
+        uniforms[i] = min(chances[i] * (1 + 1e-12), 1.0)
+        if weight == 0:
+            return
+    yield weight, [uniforms]
+
+
 Branch = tuple[float, list[list[float]]]
 
 

@@ -115,7 +115,7 @@ def steady(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{round(value, 6) + 0.0:.6g}") if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return {name: steady(one) for name, one in value.items() if "seconds" not in name}
+        return {str(name): steady(one) for name, one in value.items() if "seconds" not in str(name)}
     if isinstance(value, (list, tuple)):
         return [steady(one) for one in value]
     if isinstance(value, torch.Tensor):

@@ -93,7 +93,7 @@ class TestCalls:
 
         assert text("fly").shape == text(own).shape
         strict = FLY.FlyConfig(threshold=1.5, num_draft_tokens=6)
-        assert torch.equal(text(strict), text(LosslessConfig(num_draft_tokens=6)))
+        assert torch.equal(text(strict), text(LosslessConfig(num_draft_tokens=6, verification="token")))
         assert not torch.equal(text(own), text(strict))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from hf_semspec.engine.acceptance import Acceptance
-from tests.reference import Law, branches
+from tests.reference import Branch, Law, branches
 
 Prefix = tuple[int, ...]
 Decide = Callable[[Tensor, Tensor, Tensor, Tensor], Acceptance]
+Fall = Callable[[list[list[Law]], list[list[Law]], list[list[int]]], Iterator[Branch]]
 KINDS = ("free", "free", "equal", "masked target", "masked draft", "certain", "disjoint")
 
 
@@ -92,10 +93,10 @@ class Toy:
         return law
 
 
-def committed(toy: Toy, decide: Decide, num_chains: int, gamma: int) -> Tensor:
+def committed(toy: Toy, decide: Decide, num_chains: int, gamma: int, fall: Fall = branches) -> Tensor:
     """Exact law of the first γ+1 tokens when one round is decided by `decide` and p writes the rest, `(V,)*(γ+1)`.
 
-    Enumerates every set of drafted chains and every way its uniforms can fall.
+    Enumerates every set of drafted chains and every way its uniforms can `fall`.
     """
     weights, drafts, uniforms, p, q = [], [], [], [], []
     for flat in itertools.product(range(toy.vocab), repeat=num_chains * gamma):
@@ -107,7 +108,7 @@ def committed(toy: Toy, decide: Decide, num_chains: int, gamma: int) -> Tensor:
         )
         if drawn == 0:
             continue
-        for weight, fallen in branches(p_rows, q_rows, chains):
+        for weight, fallen in fall(p_rows, q_rows, chains):
             weights.append(drawn * weight)
             drafts.append(chains)
             uniforms.append(fallen)

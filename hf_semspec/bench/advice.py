@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..common.fields import integer
 from ..drafts.vocabulary import MAX_VOCABULARY_PADDING, first_clash
 from ..engine.cache import text_config
+from ..engine.timing import pair_of
 from ..tools.machine import describe
 from .agreement import Agreement, agreement_on, block_chi2
 from .costs import Seconds, measure_costs
@@ -21,6 +22,7 @@ from .progress import Progress, silent
 from .request import PairRequest
 from .results import title_of
 from .rivals import GREEDY, SAMPLING
+from .simulation import forecast_choice, profile_of, table_of
 from .subject import Subject
 
 WIDTHS, BATCHES = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8)
@@ -45,6 +47,9 @@ class Advice:
         forecasts (`list[dict]`): one for each scheme, mode and batch: `speed_up`, `num_draft_tokens`,
             `num_particles`, and of parse and semantic `break_even`, the share of the drafted tokens that must be kept
             for any gain; `speed_up` is `None` where nothing can be said.
+        lengths (`list[dict]`): for `lossless` at each mode and batch, `speed_up` by γ, that of `"auto"` last: the same
+            calls, played.
+        profile (`dict`): the costs as a config's `cost_profile` takes them.
         warnings (`list[str]`): what speaks against the pair.
     """
 
@@ -54,6 +59,8 @@ class Advice:
     chi2: dict[int, float]
     seconds: Seconds
     forecasts: list[dict[str, Any]]
+    lengths: list[dict[str, Any]]
+    profile: dict[str, Any]
     warnings: list[str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,6 +72,8 @@ class Advice:
             "chi2": _finite_all({str(length): value for length, value in self.chi2.items()}),
             "costs": [[*place, value] for place, value in self.seconds.items()],
             "forecasts": self.forecasts,
+            "lengths": self.lengths,
+            "profile": self.profile,
             "warnings": self.warnings,
         }
 
@@ -88,7 +97,18 @@ class Advice:
             costs.add_column(name, justify="left" if name == "model" else "right")
         for role, rows in sorted({place[:2] for place in self.seconds}, reverse=True):
             costs.add_row(role, str(rows), *(_milliseconds(self.seconds.get((role, rows, width))) for width in widths))
-        return [facts, costs, self._forecast_table()]
+        return [facts, costs, self._forecast_table(), *([self._length_table()] if self.lengths else [])]
+
+    def _length_table(self) -> Any:
+        from rich.table import Table
+
+        table = Table(title="lossless by γ: times plain decoding of the same batch")
+        for name in ("", *(f"γ={length}" for length in self.lengths[0]["speed_up"])):
+            table.add_column(name, justify="right" if name else "left")
+        for entry in self.lengths:
+            values = (f"{value:.2f}" for value in entry["speed_up"].values())
+            table.add_row(f"{entry['mode']}, batch {entry['batch']}", *values)
+        return table
 
     def _forecast_table(self) -> Any:
         from rich.table import Table
@@ -159,7 +179,9 @@ def check(
     run = {**request.describe(), "new_tokens": new_tokens, "blocks": blocks, "repeats": repeats}
     meta = {**describe(command), "about": subject.about, "run": run}
     warned = warnings_of(vocabulary, agreement, forecasts)
-    return Advice(meta, vocabulary, agreement, chi2, seconds, forecasts, warned)
+    lengths = forecast_lengths(agreement, seconds, sorted({*batches}), new_tokens)
+    profile = {**profile_of(seconds), "pair": pair_of(subject.model, subject.draft)}
+    return Advice(meta, vocabulary, agreement, chi2, seconds, forecasts, lengths, profile, warned)
 
 
 def compare_vocabularies(subject: Subject) -> dict[str, Any]:
@@ -246,6 +268,21 @@ def forecast_all(
                     "break_even": None if each is None or math.isnan(each.break_even) else each.break_even,
                 }
             )
+    return entries
+
+
+def forecast_lengths(
+    agreement: Mapping[str, Agreement], seconds: Seconds, batches: Sequence[int], tokens: int
+) -> list[dict[str, Any]]:
+    """`lossless` at every γ and at `"auto"`, in both modes at every batch; entries as in [`Advice`]."""
+    if not agreement or max(width for _, _, width in seconds) == 1:
+        return []
+    costs, entries = table_of(seconds), []
+    for mode, rate in (("greedy", agreement["greedy"].greedy), ("sampling", agreement["sampling"].overlap)):
+        for batch in batches:
+            target, draft = _costs(seconds, batch)
+            speeds = forecast_choice(rate, target, draft, costs, batch=batch, tokens=tokens)
+            entries.append({"mode": mode, "batch": batch, "speed_up": {str(key): speeds[key] for key in speeds}})
     return entries
 
 

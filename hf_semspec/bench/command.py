@@ -61,6 +61,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--new-tokens", type=int, default=64, metavar="N", help="tokens the target writes after a prompt (default 64)")
     add("--repeats", type=int, default=5, metavar="N", help="timed turns of each forward (default 5)")
+    add("--save", type=Path, metavar="FILE", help="write what rounds cost, for `cost_profile` of a config")
     add("--blocks", type=int, default=64, metavar="N", help="drafted blocks a prompt, for χ² (default 64)")
 
 
@@ -99,6 +100,8 @@ def execute_check(arguments: argparse.Namespace, command: str) -> int:
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         write_json(arguments.out / "check.json", advice.to_dict())
+    if arguments.save is not None:
+        write_json(arguments.save, advice.profile)
     return 0
 
 

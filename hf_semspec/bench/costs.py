@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..engine.cache import cache_argument, new_dynamic_cache
+from ..engine.cache import cache_argument
+from ..engine.stock_caches import new_dynamic_cache
 from ..evaluation.decoding import synchronize
 from .prediction import expected_tokens, speed_up
 from .progress import Progress, silent

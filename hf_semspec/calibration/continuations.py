@@ -11,7 +11,8 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from ..engine.cache import RowStates
 from ..engine.call import CallState
 from ..engine.draft import NoDrafts
-from ..engine.model import CachedModel, MappedModel
+from ..engine.mapped_model import MappedModel
+from ..engine.model import CachedModel
 from ..engine.processors import Processors
 from ..engine.request import Request
 from ..engine.text import TokenTexts

@@ -94,6 +94,10 @@ class SchemeConfig:
         """JSON-safe entry `{"scheme": name, **fields}`, infinite numbers as `"inf"`; see [`scheme_from_dict`]."""
         return entry_of(self)
 
+    def resolved_dict(self) -> dict[str, Any]:
+        """`to_dict` for people: with what a default of `None` stands for."""
+        return self.to_dict()
+
     def check_call(self, model: Any, generation_config: Any, tokenizer: Any) -> None:
         """Refuse, by a ValueError before any forward, a call that the scheme cannot do."""
 

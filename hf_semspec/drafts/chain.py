@@ -1,7 +1,7 @@
 """Drafts: chains of tokens from a smaller model, for our own loop and for transformers' assisted one."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -10,45 +10,15 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from ..engine.acceptance import leading
 from ..engine.cache import RowStates, held
 from ..engine.draft import Draft, Drafter
-from ..engine.misfits import without_a_law
-from ..engine.model import MappedModel, context_of, warn_of_context
+from ..engine.gamma import ChosenLength, FixedLength
+from ..engine.mapped_model import MappedModel
+from ..engine.misfits import report_choice, without_a_law
+from ..engine.model import context_of, warn_of_context
 from ..engine.processors import BROKEN, CallRandomness, Processors, faults
 from ..engine.sources import Source
+from ..engine.timing import RoundClock
 from ..engine.tokens import Canvas
 from .static import StaticDraft
-
-
-class DraftLength:
-    """γ for each round: a fixed number, or (`"auto"`) the one that promises most tokens for its cost.
-
-    `auto` maximises E[tokens]/(1 + γρ) over `CHOICES`, with the acceptance seen so far in this call and ρ =
-    `cost_ratio()`, the draft's weight bytes over the target's; it reads no clock, so the same seed gives the same
-    tokens. Ours, as is the prior.
-    """
-
-    CHOICES = (1, 2, 3, 4, 6, 8, 12, 16)
-    PRIOR_ACCEPTED, PRIOR_TESTED = 4.0, 5.0
-
-    def __init__(self, setting: int | Literal["auto"], cost_ratio: Callable[[], float]) -> None:
-        self.fixed = None if setting == "auto" else setting
-        self.cost_ratio = cost_ratio() if setting == "auto" else 0.0
-        self.accepted, self.tested = self.PRIOR_ACCEPTED, self.PRIOR_TESTED
-
-    def observe(self, accepted: int, tested: int) -> None:
-        """Add a round's counts."""
-        self.accepted += accepted
-        self.tested += tested
-
-    def pick(self) -> int:
-        """γ for the next round."""
-        if self.fixed is not None:
-            return self.fixed
-        rate = self.accepted / self.tested
-
-        def tokens_for_cost(length: int) -> float:
-            return sum(rate**t for t in range(length + 1)) / (1 + length * self.cost_ratio)
-
-        return max(self.CHOICES, key=tokens_for_cost)
 
 
 class ChainGenerator(Drafter, CandidateGenerator):
@@ -79,7 +49,7 @@ class ChainGenerator(Drafter, CandidateGenerator):
         vocabulary: int,
         processors: Processors,
         randomness: CallRandomness | None,
-        length: DraftLength,
+        length: FixedLength,
         *,
         batch: int = 1,
         chains: int = 1,
@@ -104,6 +74,9 @@ class ChainGenerator(Drafter, CandidateGenerator):
         self.with_laws = with_laws or randomness is not None
         self.filled = [0] * batch
         self._fed: torch.Tensor | None = None
+        self._seen: list[tuple[int, int]] = []
+        costs = length.costs
+        self.clock = None if costs is None or costs.fixed else RoundClock(costs, self.decoder.device)
 
     def lengths(self, canvas: Canvas, live: Sequence[int]) -> list[int]:
         """How many ids the draft reads of each of the rows `live`."""
@@ -114,7 +87,22 @@ class ChainGenerator(Drafter, CandidateGenerator):
         return canvas.read(live, back, 0)
 
     def plan(self, live: Sequence[int], canvas: Canvas, rooms: Sequence[int]) -> list[int]:
-        """For each row, how many tokens to draft this round.
+        """For each row, how many tokens to draft this round, see [`ChainGenerator.counts`]."""
+        counts = self.counts(live, canvas, rooms, self.most(live))
+        self.begin(counts)
+        return counts
+
+    def most(self, live: Sequence[int]) -> int:
+        """γ for the next round; asked once a round."""
+        return self.length.pick(len(live) * self.chains)
+
+    def begin(self, counts: Sequence[int]) -> None:
+        """A round begins, in which so many tokens of each row go to the target beside the last one."""
+        if self.clock is not None:
+            self.clock.start(len(counts) * self.chains, max(counts) + 1)
+
+    def counts(self, live: Sequence[int], canvas: Canvas, rooms: Sequence[int], most: int) -> list[int]:
+        """For each row, how many of `most` tokens can be drafted.
 
         A row with room for `rooms[i]` more tokens is drafted at most one less, since the round ends with one of the
         target's; past the draft's own context nothing is drafted.
@@ -122,7 +110,6 @@ class ChainGenerator(Drafter, CandidateGenerator):
         spaces = [self.context - length + 1 for length in self.lengths(canvas, live)]
         if min(spaces) <= 0:
             warn_of_context(self.context)
-        most = self.length.pick()
         return [max(0, min(most, room - 1, space)) for room, space in zip(rooms, spaces, strict=True)]
 
     def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
@@ -161,9 +148,12 @@ class ChainGenerator(Drafter, CandidateGenerator):
             laws.append(log_q)
         # What a row drafts along with the others without being asked is not committed.
         read = [length + (num_tokens - 1 if count else 0) for length, count in zip(lengths, counts, strict=True)]
-        self.filled = [filled if gap > back else new for filled, gap, new in zip(self.filled, gaps, read, strict=True)]
+        left = [0] * len(live) if self.decoder.recurrent else self.filled
+        self.filled = [kept if gap > back else new for kept, gap, new in zip(left, gaps, read, strict=True)]
         draft = self._draft(drafted, peaks, laws, counts)
         canvas.write(live, 0, draft.ids)
+        if self.clock is not None:
+            self.clock.drafted(num_tokens if back <= 2 else 0)
         return draft
 
     def read_prompts(self, prompts: torch.Tensor, lengths: Sequence[int], rows: list[int]) -> None:
@@ -182,6 +172,17 @@ class ChainGenerator(Drafter, CandidateGenerator):
     def commit(self, lengths: Sequence[int]) -> None:
         """Roll back to what was committed: the rows now hold `lengths` tokens, the last of which was never fed."""
         self.filled = [min(filled, length - 1) for filled, length in zip(self.filled, lengths, strict=True)]
+        if self.decoder.cache.batch == len(self.filled) * self.chains:
+            self.decoder.settle([filled for filled in self.filled for _ in range(self.chains)])
+        self.settle()
+
+    def settle(self) -> None:
+        """A round is over."""
+        if self.clock is not None:
+            self.clock.stop()
+        if self._seen:
+            self.length.observe(self._seen)
+            self._seen = []
 
     def select(self, rows: list[int]) -> None:
         """Keep only `rows` of the current batch."""
@@ -193,8 +194,9 @@ class ChainGenerator(Drafter, CandidateGenerator):
 
     def resume(self, states: Sequence[RowStates], lengths: Sequence[int]) -> None:
         """Go on with rows of `lengths` tokens, the last of which was never fed, of which the cache held `states`."""
-        self.filled = [min(held(row), length - 1) for row, length in zip(states, lengths, strict=True)]
         self.decoder.cache.load(states)
+        known = [min(held(row), length - 1) for row, length in zip(states, lengths, strict=True)]
+        self.filled = [self.decoder.cache.reach(row, length) for row, length in enumerate(known)]
         if self.decoder.cache.is_filled and self.chains > 1:
             self.decoder.cache.select([row for row in range(len(states)) for _ in range(self.chains)])
 
@@ -202,9 +204,14 @@ class ChainGenerator(Drafter, CandidateGenerator):
         """A copy of what the draft's cache holds of a row, of its first chain."""
         return self.decoder.cache.rows(row * self.chains, self.filled[row]) if self.decoder.cache.is_filled else []
 
-    def observe(self, accepted: int, tested: int) -> None:
-        """Tell the draft length one row's counts."""
-        self.length.observe(accepted, tested)
+    def observe(self, place: int, drafted: int, kept: int) -> None:
+        """Take note that `kept` of the tokens drafted for the row at `place` stand."""
+        self._seen.append((drafted, kept))
+
+    def report(self, call: Any) -> None:
+        """Put into the statistics of `call` how γ was chosen, and say once of a pair that nothing is gained."""
+        if isinstance(self.length, ChosenLength):
+            report_choice(self.length, call)
 
     def _draft(
         self, drafted: list[torch.Tensor], peaks: list[torch.Tensor], laws: list[Any], counts: list[int]
@@ -246,13 +253,13 @@ class ChainGenerator(Drafter, CandidateGenerator):
         Raises:
             ValueError: the draft's logits hold nan or +inf.
         """
-        length = input_ids.shape[1]
-        canvas = Canvas(input_ids.to(self.device), None, self.chains, 0, self.length.pick(), self.decoder.vocabulary)
+        length, most = input_ids.shape[1], self.most([0])
+        canvas = Canvas(input_ids.to(self.device), None, self.chains, 0, most, self.decoder.vocabulary)
         if self._fed is not None:
             same = min(self.filled[0], length - 1)
             differs = (self._fed[0, :same] != canvas.shown[0, 0, :same]).nonzero()
             self.filled = [int(differs[0]) if len(differs) else same]
-        counts = self.plan([0], canvas, [self.max_length - length])
+        counts = self.counts([0], canvas, [self.max_length - length], most)
         if counts == [0]:
             return input_ids, None
         draft = self.propose(canvas, [0], counts)
@@ -266,4 +273,4 @@ class ChainGenerator(Drafter, CandidateGenerator):
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Tell the draft length what transformers' loop accepted."""
-        self.length.observe(int(num_matches), int(num_matches) + 1)
+        self.length.observe([(scores.shape[1] - 1, int(num_matches))])

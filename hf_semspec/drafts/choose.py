@@ -5,13 +5,14 @@ from typing import Any
 
 from ..engine.call import CallState
 from ..engine.draft import Drafter
-from ..engine.model import MappedModel
-from ..engine.processors import Processors
-from .chain import ChainGenerator, DraftLength
+from ..engine.gamma import LONGEST, ChosenLength, CostTable, FixedLength
+from ..engine.mapped_model import MappedModel
+from ..engine.processors import Processors, of_rank_0
+from ..engine.timing import costs_of
+from .chain import ChainGenerator
 from .ngram import NGramFirst, NGramGenerator
 from .other_tokenizer import ForeignGenerator
 from .vocabulary import first_clash
-from .weights import weight_bytes
 
 
 def asks_for_model(scheme: Any) -> bool:
@@ -36,7 +37,7 @@ def drafter(
     if kind == "model":
         return chain_generator(call, config, with_laws, decoder, rows)
     rows = call.rows if rows is None else rows
-    most = max(DraftLength.CHOICES) if config.num_draft_tokens == "auto" else config.num_draft_tokens
+    most = LONGEST if config.num_draft_tokens == "auto" else config.num_draft_tokens
     ngrams = NGramGenerator(
         call.vocabulary,
         most,
@@ -61,9 +62,7 @@ def chain_generator(
     common: Any = {
         "processors": Processors(request.processors).copies(),
         "randomness": call.randomness if call.sampling else None,
-        "length": DraftLength(
-            config.num_draft_tokens, lambda: weight_bytes(request.draft) / weight_bytes(request.model)
-        ),
+        "length": draft_length(call, config),
         "chains": getattr(config, "num_chains", 1),
         "max_length": call.longest,
         "with_laws": with_laws or call.sampling or call.trace is not None,
@@ -85,6 +84,18 @@ def chain_generator(
     rows = call.rows if rows is None else rows
     texts = dict(zip(rows, call.canvas.texts(rows), strict=True))
     return ForeignGenerator(request.draft, tokenizers, texts, call.vocabulary, **common)
+
+
+def draft_length(call: CallState, config: Any) -> FixedLength:
+    """γ as `config` wants it: a number, or chosen by what rounds cost, from its profile or measured."""
+    if config.num_draft_tokens != "auto":
+        return FixedLength(config.num_draft_tokens)
+    request = call.request
+    if config.cost_profile is not None:
+        costs = CostTable.from_dict(config.cost_profile)
+    else:
+        costs = costs_of(request.model, request.draft, config.compile_draft, call.sampling)
+    return ChosenLength(costs, lambda length: of_rank_0(length, call.tensor_parallel))
 
 
 def _show_images(call: CallState, drafter: ChainGenerator) -> None:

@@ -117,13 +117,15 @@ class NGramFirst(Drafter):
     def plan(self, live: Sequence[int], canvas: Canvas, rooms: Sequence[int]) -> list[int]:
         """For each row, how many tokens to draft this round; none of those found are more than the model would
         draft."""
-        most = self.model.length.pick()
+        most = self.model.most(live)
         found = self.ngrams.plan(live, canvas, [min(room, most + 1) for room in rooms])
         self._asked = [0] * len(live)
         if not all(found):
-            planned = self.model.plan(live, canvas, rooms)
+            planned = self.model.counts(live, canvas, rooms, most)
             self._asked = [0 if count else other for count, other in zip(found, planned, strict=True)]
-        return [count or other for count, other in zip(found, self._asked, strict=True)]
+        counts = [count or other for count, other in zip(found, self._asked, strict=True)]
+        self.model.begin(counts)
+        return counts
 
     def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
         """Draft for the rows `live` and leave the ids on `canvas` behind their tokens."""
@@ -160,9 +162,14 @@ class NGramFirst(Drafter):
         canvas.write(live, 0, ids)
         return Draft(ids, valid, counts, log_q, drafted.broken)
 
-    def observe(self, accepted: int, tested: int) -> None:
-        """Tell the model's draft length one row's counts."""
-        self.model.observe(accepted, tested)
+    def observe(self, place: int, drafted: int, kept: int) -> None:
+        """Tell the model's draft length what stands of its own tokens for the row at `place`."""
+        if self._asked[place]:
+            self.model.observe(place, drafted, kept)
+
+    def report(self, call: Any) -> None:
+        """As the model."""
+        self.model.report(call)
 
     def learn(self, row: int, ids: Sequence[int]) -> None:
         """Append `ids` to the text of `row`."""

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ..engine.cache import text_config
-from ..engine.model import MappedModel, context_of
+from ..engine.mapped_model import MappedModel
+from ..engine.model import context_of
 from ..engine.text import TokenTexts, anchor
 from ..engine.tokens import Canvas
 from .chain import ChainGenerator
@@ -171,6 +172,7 @@ class ForeignGenerator(ChainGenerator):
         """Roll back to what was committed; what the last token of a row is spelled with was never fed."""
         settled = [self.before_last[row] for row in self.order]
         self.filled = [min(filled, length) for filled, length in zip(self.filled, settled, strict=True)]
+        self.settle()
 
     def select(self, rows: list[int]) -> None:
         """Keep only `rows` of the current batch."""

@@ -13,7 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ..engine.hooks import is_hooked
-from ..engine.model import Fed, MappedModel, has_adapting_rope, takes_masks
+from ..engine.mapped_model import MappedModel
+from ..engine.mixers import has_recurrent_layers
+from ..engine.model import Fed, has_adapting_rope, takes_masks
 from ..engine.sources import Source
 
 # Columns to begin with: each time the cache doubles, its buffers move and the forward is captured anew.
@@ -125,6 +127,8 @@ def check_static(draft: Any) -> None:
 def _reason_against(draft: Any) -> str | None:
     if not isinstance(draft, PreTrainedModel):
         return "is wrapped (pass the model itself)"
+    if has_recurrent_layers(draft):
+        return "has layers with a recurrent state, which is put back between forwards"
     if is_hooked(draft):
         return "has hooks (offloading, several devices, forward hooks), which a replay would leave out"
     if (getattr(draft, "_tp_size", None) or 1) > 1:

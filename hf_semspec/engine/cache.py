@@ -5,18 +5,20 @@ used. A forward writes its block at explicit columns, in place, into buffers tha
 only a matter of which columns the next attention mask shows.
 """
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.cache_utils import Cache as Cache
-from transformers.cache_utils import CacheLayerMixin, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import CacheLayerMixin
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..common.wrappers import forward_parameters
 from .plan import Plan
+from .row_states import RowStates as RowStates
+from .row_states import cut as cut
+from .row_states import held as held
 
 ROLLBACK_LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -43,7 +45,8 @@ def attention_windows(model: Any) -> dict[str, int | None]:
     layer_types = getattr(config, "layer_types", None)
     if not layer_types:
         return {"full_attention" if window is None else "sliding_attention": window}
-    return {name: window if name == "sliding_attention" else None for name in dict.fromkeys(layer_types)}
+    windows = {"full_attention": None, "sliding_attention": window}
+    return {name: windows[name] for name in dict.fromkeys(layer_types) if name in windows} or {"full_attention": None}
 
 
 class RaggedLayer(CacheLayerMixin):
@@ -198,7 +201,7 @@ class RaggedCache(Cache):
         for source in other.layers:
             layer = RaggedLayer(self.planned)
             self.layers.append(layer)
-            if not source.is_initialized:
+            if not holds_keys(source):
                 continue
             kept = source.keys.shape[2]
             index = order.to(source.keys.device) - (width - kept)
@@ -210,7 +213,7 @@ class RaggedCache(Cache):
                 gathered = states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
                 target[:, :, :width] = torch.where(real, gathered, 0)
 
-    def load(self, rows: "Sequence[RowStates]") -> None:
+    def load(self, rows: Sequence[RowStates]) -> None:
         """Replace all that is held by `rows`, one entry a row as [`RaggedCache.rows`] gives it; an empty one holds
         nothing."""
         self.batch, self.layers = len(rows), []
@@ -228,21 +231,53 @@ class RaggedCache(Cache):
                 layer.keys[row, :, : lengths[row]] = pair[0]
                 layer.values[row, :, : lengths[row]] = pair[1]
 
+    def empty(self, batch: int) -> "RaggedCache":
+        """A new cache of the same kind."""
+        return RaggedCache(batch, self.planned.capacity)
+
     @torch.inference_mode()
-    def right_aligned(self, lengths: Sequence[int]) -> "RaggedCache":
-        """A new cache with a row for each of `lengths`: so many columns of row 0, ending together."""
-        other, longest = RaggedCache(len(lengths), self.planned.capacity), max(lengths)
+    def right_aligned(self, lengths: Sequence[int], source: int = 0) -> "RaggedCache":
+        """A new cache with a row for each of `lengths`: so many columns of the row `source`, ending together."""
+        other, longest = self.empty(len(lengths)), max(lengths)
         for layer in self.layers:
             copy = RaggedLayer(other.planned)
             other.layers.append(copy)
             if layer.is_initialized:
-                copy.lazy_initialization(*(s.expand(len(lengths), -1, -1, -1) for s in (layer.keys, layer.values)))
+                copy.lazy_initialization(*(s[:1].expand(len(lengths), -1, -1, -1) for s in (layer.keys, layer.values)))
                 for row, length in enumerate(lengths):
-                    copy.keys[row, :, longest - length : longest] = layer.keys[0, :, :length]
-                    copy.values[row, :, longest - length : longest] = layer.values[0, :, :length]
+                    copy.keys[row, :, longest - length : longest] = layer.keys[source, :, :length]
+                    copy.values[row, :, longest - length : longest] = layer.values[source, :, :length]
         return other
 
-    def rows(self, index: int, length: int) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
+    def part(self, rows: list[int]) -> "RaggedCache":
+        """A cache of its own with copies of `rows`."""
+        other = self.empty(len(rows))
+        self.lend(rows, other)
+        return other
+
+    def lend(self, rows: list[int], other: "RaggedCache") -> None:
+        """Put copies of `rows` into `other`, which is empty."""
+        for layer in self.layers:
+            copied = RaggedLayer(other.planned)
+            copied.keys, copied.values, copied.is_initialized = layer.keys, layer.values, layer.is_initialized
+            other.layers.append(copied)
+        RaggedCache.select(other, rows)
+
+    @torch.inference_mode()
+    def take_back(self, rows: list[int], part: "RaggedCache", start: int, end: int) -> None:
+        """Copy in columns [`start`, `end`) of `part`, which holds `rows`."""
+        self.plan(start, end)
+        for own, layer in zip(self.layers, part.layers, strict=True):
+            if own.is_initialized:
+                own.reserve(end)
+                own.keys[rows, :, start:end] = layer.keys[:, :, start:end]
+                own.values[rows, :, start:end] = layer.values[:, :, start:end]
+
+    def reach(self, row: int, length: int) -> int:
+        """The most of the first `length` tokens of `row` that it can go back to."""
+        return length
+
+    def rows(self, index: int, length: int) -> RowStates:
         """A copy of the first `length` columns of row `index`: one (keys, values), each (heads, length, head_dim), a
         layer."""
         return [
@@ -253,85 +288,6 @@ class RaggedCache(Cache):
         ]
 
 
-RowStates = list[tuple[torch.Tensor, torch.Tensor] | None]
-
-
-def held(states: RowStates) -> int:
-    """Tokens that a row's states hold."""
-    return next((keys.shape[1] for keys, _ in filter(None, states)), 0)
-
-
-def cut(states: RowStates, length: int) -> RowStates:
-    """The first `length` tokens of a row's states."""
-    return [None if pair is None else (pair[0][:, :length], pair[1][:, :length]) for pair in states]
-
-
-def holds_enough(cache: Cache, visible: torch.Tensor) -> bool:
-    """Whether every sliding layer of the caller's `cache` still has all the tokens that its window shows.
-
-    Such a layer keeps its last columns, padding included, while a window here counts tokens: a row with holes in
-    `visible` (batch, columns) may lack some.
-    """
-    lengths = visible.sum(dim=1)
-    kept = {layer.keys.shape[2] for layer in cache.layers if layer.is_initialized} - {visible.shape[1]}
-    return all(bool((visible[:, -width:].sum(dim=1) >= lengths.clamp(max=width)).all()) for width in kept)
-
-
-def rows_of(cache: Cache, rows: Sequence[int] | None = None) -> Cache:
-    """Those rows of a cache (all by default) as one of its own, which may grow without changing `cache`: its layers
-    put a new tensor in the place of the old one."""
-    other = copy.copy(cache)
-    other.layers = [copy.copy(layer) for layer in cache.layers]
-    for layer in other.layers:
-        if layer.is_initialized and rows is not None:
-            layer.keys, layer.values = layer.keys[list(rows)], layer.values[list(rows)]
-    return other
-
-
-def new_dynamic_cache(model: Any) -> DynamicCache:
-    """An empty cache of the kind plain `generate` makes for `model`."""
-    return DynamicCache(config=text_config(model))
-
-
-def given_cache(model_kwargs: dict[str, Any]) -> Cache | None:
-    """The cache among `generate`'s keyword arguments: the caller's, or an empty one that `generate` made.
-
-    Raises:
-        ValueError: it is of a kind that cannot be taken over.
-    """
-    cache = next(
-        (model_kwargs[name] for name in ("cache", "past_key_values") if model_kwargs.get(name) is not None), None
-    )
-    if cache is None:
-        return None
-    if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
-        raise ValueError(
-            f"a cache of type {type(cache).__name__} is not supported by semspec: pass a DynamicCache (as generate "
-            "returns) or none"
-        )
-    return cache
-
-
-def crossed_cache(states: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> DynamicCache:
-    """What a decoder's layers have of the encoder: keys and values, one pair a layer, none before the first
-    forward."""
-    cache = DynamicCache()
-    for index, (keys, values) in enumerate(states):
-        cache.update(keys, values, index)
-    return cache
-
-
-def paired_caches(own: Cache, crossed: DynamicCache) -> EncoderDecoderCache:
-    """`own` for a decoder's attention to its text, beside what it has of its encoder."""
-    return EncoderDecoderCache(own, crossed)
-
-
-def states_of(cache: Cache, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The keys and values of the layer `index`, (batch, heads, columns, head_dim) each."""
-    layer = cache.layers[index]
-    return layer.keys, layer.values
-
-
-def cross_states(crossed: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The keys and values of the encoder, one pair a layer."""
-    return [(layer.keys, layer.values) for layer in crossed.layers if layer.is_initialized]
+def holds_keys(layer: Any) -> bool:
+    """Whether a layer of the caller's cache has keys and values; a recurrent one never does."""
+    return getattr(layer, "keys", None) is not None

@@ -41,7 +41,8 @@ class CallState:
         self.inputs = inputs = read_inputs(model, request.input_ids, self.sources.text, config, self.rules.room)
         self.offsets = inputs.offsets
         self.role = "target"
-        self.randomness = randomness or CallRandomness(self.device, (getattr(model, "_tp_size", None) or 1) > 1)
+        self.tensor_parallel = (getattr(model, "_tp_size", None) or 1) > 1
+        self.randomness = randomness or CallRandomness(self.device, self.tensor_parallel)
         self.sampling = bool(config.do_sample)
         batch = len(inputs.ids)
         self.stream = SettledStream(request.streamer, width)

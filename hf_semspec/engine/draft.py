@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -56,8 +57,8 @@ class Drafter:
         planned."""
         raise NotImplementedError
 
-    def observe(self, accepted: int, tested: int) -> None:
-        """Take note of one row's counts."""
+    def observe(self, place: int, drafted: int, kept: int) -> None:
+        """Take note that `kept` of the tokens drafted for the row at `place` stand."""
 
     def learn(self, row: int, ids: Sequence[int]) -> None:
         """Take note of what was committed to a row of the caller's batch."""
@@ -74,6 +75,9 @@ class Drafter:
     def states(self, row: int) -> RowStates:
         """A copy of what the drafter's cache holds of a row."""
         return []
+
+    def report(self, call: Any) -> None:
+        """Put into the statistics of `call`, which it drafts for no longer, what it has to say."""
 
 
 class NoDrafts(Drafter):

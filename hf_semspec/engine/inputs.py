@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from ..common.warn_once import warn_once
-from .cache import Cache, given_cache, holds_enough, text_config
+from .cache import Cache, text_config
 from .model import ADAPTING, compute_device, rope_parameters
+from .stock_caches import given_cache, holds_enough, length_of
 
 _KNOWN = (
     "attention_mask",
@@ -50,7 +51,7 @@ class Inputs:
     @property
     def held(self) -> int:
         """Columns of that cache."""
-        return 0 if self.cache is None else int(self.cache.get_seq_length())
+        return 0 if self.cache is None else length_of(self.cache)
 
     @property
     def texts(self) -> list[list[int]]:
@@ -98,7 +99,7 @@ def read_inputs(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any
     _check_rotary(model, visible, room)
     _check_positions(model_kwargs.get("position_ids"), visible, width)
     cache = given_cache(model_kwargs)
-    held = 0 if cache is None else cache.get_seq_length()
+    held = 0 if cache is None else length_of(cache)
     only_suffix = columns > width
     if held and config.num_return_sequences > 1:
         raise ValueError(

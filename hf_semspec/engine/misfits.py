@@ -3,9 +3,12 @@
 from typing import Any
 
 from ..common.warn_once import warn_once
+from .gamma import ChosenLength
 from .outputs import DecodingStats
 from .request import Request
+from .timing import costs_of
 
+UNNAMED = "profile of an unnamed pair"
 LOW_ACCEPTANCE, LOW_ACCEPTANCE_TESTED, LOW_ACCEPTANCE_SEGMENTS = 0.1, 20, 10
 
 
@@ -44,6 +47,33 @@ def warn_of_low_acceptance(stats: DecodingStats, request: Request) -> None:
             "quantization has not broken the draft",
             late=True,
         )
+
+
+def report_choice(length: ChosenLength, call: Any) -> None:
+    """Put into the statistics how γ was chosen, and warn once of a pair that drafting gains nothing by."""
+    request, found, before = call.request, length.to_dict(), call.stats.auto
+    profile = getattr(getattr(request.scheme, "revise_with", None) or request.scheme, "cost_profile", None)
+    found["costs"] = "measured" if profile is None else "profile" if profile.get("pair") else UNNAMED
+    if before is not None:  # of turns before this one
+        counts = {count: before["rounds"].get(count, 0) for count in before["rounds"] | found["rounds"]}
+        found["rounds"] = {count: old + found["rounds"].get(count, 0) for count, old in sorted(counts.items())}
+    call.stats.auto = found
+    note = costs_of(request.model, request.draft)
+    if not found["off"] or note.told:
+        return
+    note.told = True
+    passes, draft = found["target_seconds"], found["draft_seconds"]
+    rates = length.rates(length.rows)
+    best = max((count for count in rates if count), key=rates.__getitem__)
+    plain, wide, drafting = (1e3 * seconds for seconds in (passes[1], passes[best + 1], best * draft))
+    stand = sum(found["survival"][:best])
+    warn_once(
+        f'num_draft_tokens="auto" ended with drafting off, as {describe_model(request.draft)} gains nothing for '
+        f"{describe_model(request.model)} here: a plain round of {length.rows} rows takes {plain:.3g} ms, one with "
+        f"{best} drafted tokens {wide:.3g} ms and {drafting:.3g} ms for drafting them, of which {stand:.2f} stand; "
+        "a smaller draft, or one that agrees more often, would",
+        late=True,
+    )
 
 
 def describe_model(model: Any) -> str:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -13,6 +14,8 @@ from ..common.wrappers import forward_parameters
 from .cache import Cache, RaggedCache, attention_windows, cache_argument, text_config
 from .hooks import call_for_hidden, is_hooked
 from .masks import Masks, Slots, padding_mask
+from .mixers import RECURRENT, mixers_of
+from .recurrent import RecurrentCache
 from .sources import Source
 
 
@@ -41,13 +44,16 @@ class CachedModel:
 
     def __init__(self, model: Any, batch: int, last_position: int, source: Source | None = None) -> None:
         self.model = model
-        self.source = source or Source(RaggedCache(batch))
+        mixers = mixers_of(model, CachedModel)
+        self.source = source or Source(RecurrentCache(batch, mixers) if mixers else RaggedCache(batch))
         self.cache = self.source.cache
         self.last_position = max(last_position, 0)
         self.cache.expect(self.last_position + 64 & ~63)  # kernels like even sizes
         self.cache_name = cache_argument(model)
         parameters = forward_parameters(model)
         self.keeps_logits = "logits_to_keep" in parameters
+        self.recurrent = bool(mixers)
+        self.takes_positions = "position_ids" in parameters or not self.recurrent
         self.settings = {"use_cache": True, "return_dict": True}
         if "output_router_logits" in parameters:
             self.settings["output_router_logits"] = False  # the loss that a config may ask for reads a 2-D mask
@@ -55,6 +61,7 @@ class CachedModel:
         self.dtype: torch.dtype = model.dtype
         self.inference_mode = keeps_no_tensors(model)
         self.takes_masks = takes_masks(model)
+        self.reads_packed = self.takes_masks and not self.recurrent
         self.masks = Masks(attention_windows(model), self.takes_masks, self.dtype, self.device)
         self._places = torch.arange(0, device=self.device).unsqueeze(0)
         self.forwards = 0
@@ -80,7 +87,12 @@ class CachedModel:
     def forward(self, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool = False) -> Fed:
         """As [`CachedModel.feed`], with the hidden states if they are wanted."""
         if self.source.positions == "counted" and not _in_step(ends, ids.shape[1]):
-            return Fed(self._feed_in_step(ids, ends, keep), None)
+            return self._feed_in_parts(ids, ends, keep, [min(ids.shape[1], end) for end in ends], with_hidden)
+        if isinstance(self.cache, RecurrentCache):
+            widths = self.cache.widths(ends, ids.shape[1])
+            if widths is not None:
+                self._begin(self.cache, ends, widths)
+                return self._feed_in_parts(ids, ends, keep, widths, with_hidden)
         return self._feed(self.source, ids, ends, keep, with_hidden)
 
     def _feed(
@@ -98,19 +110,45 @@ class CachedModel:
             source.cache.plan(low - width, end, None if uniform else columns)
             mask = self.masks(columns, end, uniform)
         positions = columns if end <= self.last_position + 1 else columns.clamp(max=self.last_position)
+        if isinstance(source.cache, RecurrentCache):
+            self._begin(source.cache, ends, [min(width, end) for end in ends])
         logits, hidden = self._run(source, ids, mask, positions.expand(len(ends), -1), keep, with_hidden)
         return Fed(logits if logits.shape[1] == keep else logits[:, -keep:], hidden)
 
-    def _feed_in_step(self, ids: torch.Tensor, ends: Sequence[int], keep: int) -> torch.Tensor:
-        """A forward for each length, for a model that counts what the cache holds."""
+    def _feed_in_parts(
+        self, ids: torch.Tensor, ends: Sequence[int], keep: int, widths: Sequence[int], with_hidden: bool
+    ) -> Fed:
+        """A forward for each length and width of a row's block, for a model that counts what the cache holds, or whose
+        states cannot all be put back to one width."""
         logits: dict[int, torch.Tensor] = {}
-        for end in sorted(set(ends)):
-            rows = [row for row, other in enumerate(ends) if other == end]
-            block = ids[rows, max(ids.shape[1] - end, 0) :]
+        hidden: dict[int, torch.Tensor] = {}
+        for width, end in sorted(set(zip(widths, ends, strict=True))):
+            rows = [row for row, other in enumerate(zip(widths, ends, strict=True)) if other == (width, end)]
             part = self.source.part(rows)
-            logits |= dict(zip(rows, self._feed(part, block, [end] * len(rows), keep).logits, strict=True))
-            self.source.take_back(rows, part, end - block.shape[1], end)
-        return torch.stack([logits[row] for row in range(len(ends))])
+            fed = self._feed(part, ids[rows, ids.shape[1] - width :], [end] * len(rows), keep, with_hidden)
+            logits |= dict(zip(rows, fed.logits, strict=True))
+            if fed.hidden is not None:
+                hidden |= dict(zip(rows, functional.pad(fed.hidden, (0, 0, ids.shape[1] - width, 0)), strict=True))
+            self.cache.take_back(rows, part.cache, end - width, end)
+        rows = list(range(len(ends)))
+        return Fed(_stacked(logits, rows), _stacked(hidden, rows) if hidden else None)
+
+    def _begin(self, cache: RecurrentCache, ends: Sequence[int], widths: Sequence[int]) -> None:
+        """Put the rows back to where a forward begins; the time counts."""
+        began = time.perf_counter()
+        with torch.inference_mode() if self.inference_mode else torch.no_grad():
+            cache.begin(ends, widths, self.device)
+        self.seconds += time.perf_counter() - began
+
+    def settle(self, lengths: Sequence[int]) -> None:
+        """Tell a cache that keeps what rows may go back to how many tokens of each stand."""
+        if isinstance(self.cache, RecurrentCache):
+            self.cache.settle(lengths)
+
+    def pin(self, lengths: Sequence[int]) -> None:
+        """Let such a cache keep what it holds of the first `lengths` tokens of each row, however far they go on."""
+        if isinstance(self.cache, RecurrentCache):
+            self.cache.pin(lengths)
 
     def feed_packed(self, ids: torch.Tensor, slots: Slots, keep: list[int]) -> torch.Tensor:
         """Run one forward over a block whose tokens stand where `slots` says.
@@ -135,8 +173,8 @@ class CachedModel:
         logits = logits if logits.shape[1] == len(index) else logits[:, index]
         return logits if keep else logits[:, :0]
 
-    def feed_copies(self, ids: torch.Tensor, prefixes: Sequence[int]) -> torch.Tensor:
-        """Run one forward over copies of the one row, each cut to its prefix, for models that take no 4-D mask.
+    def feed_copies(self, ids: torch.Tensor, prefixes: Sequence[int], row: int = 0) -> torch.Tensor:
+        """Run one forward over copies of a row, each cut to its prefix, for models that cannot read them packed.
 
         Args:
             ids: (copies, width) int64, what follows each prefix.
@@ -146,8 +184,10 @@ class CachedModel:
             (copies, vocabulary) logits after the last id, in the model's dtype, on the model's device.
         """
         width, longest = ids.shape[1], max(prefixes)
-        cut = Source(self.cache.right_aligned(prefixes))
+        cut = Source(self.cache.right_aligned(prefixes, row))
         cut.cache.plan(longest, longest + width)
+        if isinstance(cut.cache, RecurrentCache):
+            self._begin(cut.cache, [prefix + width for prefix in prefixes], [width] * len(prefixes))
         starts = torch.tensor(prefixes, device=self.device).unsqueeze(1)
         positions = starts + torch.arange(width, device=self.device)
         mask = padding_mask(longest - starts, longest + width)
@@ -211,8 +251,13 @@ class CachedModel:
         }
         if self.keeps_logits and (not isinstance(keep, int) or keep < ids.shape[1]):
             arguments["logits_to_keep"] = keep
+        if not self.takes_positions:
+            del arguments["position_ids"]
+        if self.recurrent and isinstance(mask, dict):
+            arguments["attention_mask"] = dict.fromkeys(RECURRENT) | mask
         arguments = source.arguments(arguments, self.cache_name)
-        with torch.inference_mode() if self.inference_mode else torch.no_grad():
+        noted = source.cache.reading() if isinstance(source.cache, RecurrentCache) else nullcontext()
+        with torch.inference_mode() if self.inference_mode else torch.no_grad(), noted:
             output, hidden = call_for_hidden(self.model, arguments) if with_hidden else (self.model(**arguments), None)
         return Fed(output.logits, hidden)
 
@@ -223,53 +268,6 @@ class CachedModel:
             return self._places.narrow(1, ends[0] - width, width)
         columns = torch.tensor(ends, device=self.device).unsqueeze(1) + torch.arange(-width, 0, device=self.device)
         return torch.where(columns < 0, columns + width, columns)
-
-
-class MappedModel(CachedModel):
-    """A draft model that speaks the target's vocabulary, on the target's device.
-
-    Args:
-        draft: a causal LM.
-        vocabulary (`int`): the target's vocabulary size: ids the draft lacks get no mass, ids the target lacks are
-            dropped, and a committed id that the draft cannot embed is fed to it as its pad token.
-        device: where ids and laws live.
-        batch, last_position, source: as [`CachedModel`].
-    """
-
-    def __init__(
-        self,
-        draft: Any,
-        vocabulary: int,
-        device: torch.device | None,
-        batch: int,
-        last_position: int,
-        source: Source | None = None,
-    ) -> None:
-        super().__init__(draft, batch, last_position, source)
-        config = text_config(draft)
-        self.law_device = device or self.device
-        self.vocabulary = vocabulary
-        self.own_vocabulary = int(config.vocab_size)
-        pad, eos = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
-        self.substitute = next(i for i in (pad, *_ids(eos), 0) if i is not None)
-
-    def forward(self, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool = False) -> Fed:
-        """As [`CachedModel.forward`]; the logits are float32 and stand on the target's vocabulary."""
-        logits, hidden = super().forward(self._known(ids), ends, keep, with_hidden)
-        return Fed(self._mapped(logits.to(device=self.law_device, dtype=torch.float32)), hidden)
-
-    def _known(self, ids: torch.Tensor) -> torch.Tensor:
-        """What it reads for `ids`."""
-        if self.own_vocabulary >= self.vocabulary:
-            return ids
-        return torch.where(ids < self.own_vocabulary, ids, self.substitute)
-
-    def _mapped(self, logits: torch.Tensor) -> torch.Tensor:
-        """Its `logits` on the target's vocabulary."""
-        missing = self.vocabulary - logits.shape[-1]
-        if missing > 0:
-            return functional.pad(logits, (0, missing), value=-torch.inf)
-        return logits[..., : self.vocabulary] if missing else logits
 
 
 def context_of(model: Any) -> int | None:
@@ -333,10 +331,10 @@ def compute_device(model: Any) -> torch.device:
     return device
 
 
+def _stacked(found: dict[int, torch.Tensor], rows: Sequence[int]) -> torch.Tensor:
+    return torch.stack([found[row] for row in rows])
+
+
 def _in_step(ends: Sequence[int], width: int) -> bool:
     """Whether a block of `width` that ends at `ends` takes the same columns in every row, none before the first."""
     return width <= min(ends) == max(ends)
-
-
-def _ids(value: int | list[int] | None) -> list[int]:
-    return [] if value is None else [value] if isinstance(value, int) else list(value)

@@ -145,6 +145,10 @@ class DecodingStats(_Rates):
         redrawn_segments: the target's own that were dropped again (semantic with `residual="exact"`).
         mean_target_entropy, mean_draft_entropy: of the processed laws at the drafted positions that were tested, nats
             (easd).
+        auto: with `num_draft_tokens="auto"`, how γ was chosen: `rounds` by γ, whether drafting was `off` at the end,
+            `costs` (`"measured"`, `"profile"`, or `"profile of an unnamed pair"`), `survival` (by i, the estimated
+            chance that at least i drafted tokens stand), and in seconds what it was last chosen by: `target_seconds`
+            by width, `draft_seconds` of a forward; `None` otherwise.
     """
 
     scheme: str
@@ -172,6 +176,7 @@ class DecodingStats(_Rates):
     redrawn_segments: int = 0
     mean_target_entropy: float = math.nan
     mean_draft_entropy: float = math.nan
+    auto: dict[str, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in RowStats.__dataclass_fields__:
@@ -215,6 +220,8 @@ class DecodingStats(_Rates):
         )
         totals = {name: getattr(self, name) for name in RowStats.__dataclass_fields__ if name != "histogram"}
         values = dataclasses.asdict(self) | totals | {name: getattr(self, name) for name in names}
+        if self.auto is None:
+            del values["auto"]
         values["drafting"] = self.drafting.to_dict() if self.drafting is not None else None
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value

@@ -37,6 +37,15 @@ def faults(peak: torch.Tensor) -> torch.Tensor:
     return (peak == -torch.inf).long() + BROKEN * ~(peak < torch.inf)
 
 
+def of_rank_0(value: int, tensor_parallel: bool) -> int:
+    """What rank 0 has for `value`, where the model is tensor-parallel."""
+    if not tensor_parallel or not torch.distributed.is_initialized():
+        return value
+    shared = [value]
+    torch.distributed.broadcast_object_list(shared, src=0)
+    return shared[0]
+
+
 class CallRandomness:
     """The random numbers of one call: a generator on `device`, seeded by one draw from torch's global CPU generator.
 
@@ -44,11 +53,7 @@ class CallRandomness:
     """
 
     def __init__(self, device: torch.device, tensor_parallel: bool = False) -> None:
-        seed = int(torch.randint(2**63 - 1, ()))
-        if tensor_parallel and torch.distributed.is_initialized():
-            shared = [seed]
-            torch.distributed.broadcast_object_list(shared, src=0)
-            seed = shared[0]
+        seed = of_rank_0(int(torch.randint(2**63 - 1, ())), tensor_parallel)
         self.device = device
         # In float32 a cumulative sum over a vocabulary would round small probabilities away.
         self.exact = torch.float32 if device.type == "mps" else torch.float64

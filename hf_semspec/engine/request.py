@@ -32,7 +32,7 @@ class Request:
     def settings(self) -> dict[str, Any]:
         """The scheme's fields, and the resolved sampling settings."""
         sampling = {name: getattr(self.generation_config, name, None) for name in SAMPLING_SETTINGS}
-        return {**self.scheme.to_dict(), **sampling}
+        return {**self.scheme.resolved_dict(), **sampling}
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 import torch
 
-from .cache import Cache, RowStates, cut, held, new_dynamic_cache, rows_of, states_of, text_config
+from .cache import Cache, RowStates, cut, held, text_config
 from .encoders import Sources
 from .inputs import Inputs
 from .model import CachedModel
 from .results import ReturnedRows
+from .row_states import RecurrentRow
+from .stock_caches import new_dynamic_cache, put_recurrent_states, rows_of, states_of
 
 Places = slice | torch.Tensor
 
@@ -57,6 +59,10 @@ def build_cache(
                 for block, read in zip((keys, values), states_of(padding.cache, index), strict=True):
                     _fill(block, read, padding, returned.rows)
             cache.update(keys, values, index)
+    rows = [row for row in states if isinstance(row, RecurrentRow)]
+    for index in rows[0].recurrent if rows else ():
+        joined = {key: torch.cat([row.recurrent[index][key] for row in rows]) for key in rows[0].recurrent[index]}
+        put_recurrent_states(cache, index, joined)
     return cache
 
 

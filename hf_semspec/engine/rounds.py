@@ -208,6 +208,7 @@ class Speculation:
             call.stats.substituted_tokens += sum(token >= self.drafter.own_vocabulary for token in ids[: kept[i]])
             self.drafter.learn(row, ids[: kept[i]])
         self._align(decided.chains, block.scores.shape[2] - 1)
+        self.target.settle([length - 1 for length in call.lengths(live) for _ in range(self.chains)])
         self.drafter.commit(canvas.lengths(live))
 
     def _count(self, draft: Draft | None, decided: Decided, kept: Sequence[int]) -> None:
@@ -217,7 +218,7 @@ class Speculation:
                 outcome = OUTCOMES[decided.outcomes[i]]
             self.call.count(row, kept[i], drafted, accepted, outcome)
             if drafted:
-                self.drafter.observe(accepted, accepted + (decided.outcomes[i] != BONUS))
+                self.drafter.observe(i, drafted, accepted)
 
     def _align(self, chains: list[int], num_drafted: int) -> None:
         """Give every chain of a row the cache of the chain that was committed."""

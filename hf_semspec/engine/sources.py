@@ -6,8 +6,9 @@ from typing import Any, Literal
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from .cache import Cache, RaggedCache, RaggedLayer, cross_states, crossed_cache, paired_caches
+from .cache import Cache, RaggedCache
 from .masks import aligned_mask
+from .stock_caches import cross_states, crossed_cache, paired_caches
 
 Positions = Literal["given", "relative", "counted"]
 
@@ -39,11 +40,9 @@ class Source:
 
     def part(self, rows: list[int]) -> "Source":
         """The same for `rows` alone, with copies of what the cache holds of them."""
-        raise NotImplementedError
-
-    def take_back(self, rows: list[int], part: "Source", start: int, end: int) -> None:
-        """Copy in columns [`start`, `end`) of the cache of `part`, which holds `rows`."""
-        raise NotImplementedError
+        part = copy.copy(self)
+        part.cache = self.cache.part(rows)
+        return part
 
 
 class Images(Source):
@@ -113,16 +112,6 @@ class Encoded(Source):
         self.cache.show_aligned(moved)
         return aligned_mask(moved, width, self.cache.planned.end, dtype)
 
-    def part(self, rows: list[int]) -> "Encoded":
-        """As [`Source.part`]."""
-        part = copy.copy(self)
-        part.cache = self.cache.part(rows)
-        return part
-
-    def take_back(self, rows: list[int], part: Source, start: int, end: int) -> None:
-        """As [`Source.take_back`]."""
-        self.cache.take_back(rows, part.cache, start, end)
-
 
 class CrossCache(RaggedCache):
     """A ragged cache of a decoder, with what its rows have of the encoder.
@@ -172,26 +161,12 @@ class CrossCache(RaggedCache):
         self.hidden, self.mask, self.crossed = self._chosen(rows)
 
     def part(self, rows: list[int]) -> "CrossCache":
-        """A cache of its own with copies of `rows`."""
+        """As [`RaggedCache.part`]."""
         hidden, mask, crossed = self._chosen(rows)
         other = CrossCache(hidden, mask, self.planned.capacity)
-        for layer in self.layers:
-            copied = RaggedLayer(other.planned)
-            copied.keys, copied.values, copied.is_initialized = layer.keys, layer.values, layer.is_initialized
-            other.layers.append(copied)
-        RaggedCache.select(other, rows)
+        self.lend(rows, other)
         other.crossed = crossed
         return other
-
-    def take_back(self, rows: list[int], part: RaggedCache, start: int, end: int) -> None:
-        """Copy in columns [`start`, `end`) of `part`, which holds `rows`."""
-        self.plan(start, end)
-        for layer in self.layers:
-            layer.reserve(end)
-        with torch.inference_mode():
-            for own, layer in zip(self.layers, part.layers, strict=True):
-                own.keys[rows, :, start:end] = layer.keys[:, :, start:end]
-                own.values[rows, :, start:end] = layer.values[:, :, start:end]
 
     def _chosen(self, rows: list[int]) -> tuple[Any, Any, Any]:
         def chosen(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,9 @@ from ..drafts.static import check_static
 from ..drafts.vocabulary import check_vocabularies, vocabulary_size
 from ..engine.cache import ROLLBACK_LAYER_TYPES, text_config
 from ..engine.encoders import PLAINLY, check_encoders, decodes_encoded
+from ..engine.mixers import RECURRENT, STATELESS, has_recurrent_layers
 from ..engine.model import takes_masks
+from ..engine.timing import check_pair
 
 # option -> the values that mean it is off; the last one, passed by the caller, beats what anybody else set
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -94,6 +96,9 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         )
     if draft is not None:
         _check_tokenizers(model, draft, scheme, mode_kwargs)
+        profile = getattr(getattr(scheme, "revise_with", None) or scheme, "cost_profile", None)
+        if profile is not None:
+            check_pair(profile, model, draft)
     _warn_of_ignored(config)
 
 
@@ -162,10 +167,12 @@ def _reason_against(model: Any) -> str | None:
         return "has no language modeling head (AutoModelForCausalLM loads one)"
     if prompt_adapter(model) is not None:
         return f"has an adapter in its prompt ({prompt_adapter(model)}), which only transformers' own loops prepare"
-    if getattr(model, "_is_stateful", False):
-        return "keeps a recurrent state, which cannot be rolled back after a rejected draft"
     config = text_config(model)
-    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - set(ROLLBACK_LAYER_TYPES))
+    kinds = set(getattr(config, "layer_types", None) or ())
+    recurrent = has_recurrent_layers(model)
+    if getattr(model, "_is_stateful", False) and not recurrent:
+        return "keeps a recurrent state, which cannot be rolled back after a rejected draft"
+    unknown = sorted(kinds - {*ROLLBACK_LAYER_TYPES, *(RECURRENT | STATELESS if recurrent else ())})
     if unknown:
         return f"has layers of type {', '.join(unknown)}, whose cache cannot be rolled back after a rejected draft"
     if hasattr(config, "recurrent_kv_cache_mode"):
@@ -178,7 +185,7 @@ def _reason_against(model: Any) -> str | None:
     wrapper = wrapper and len(parameters) <= 2
     if not wrapper and not {"cache", "past_key_values"} & set(parameters):
         return "takes no key/value cache, which every scheme needs"
-    if not wrapper and "position_ids" not in parameters:
+    if not wrapper and "position_ids" not in parameters and not kinds <= RECURRENT - {"hybrid"}:
         return "takes no position_ids, so rows of unequal length cannot be told apart"
     if getattr(config, "alibi", False):
         return "builds its position biases from a 2-D mask (alibi)"

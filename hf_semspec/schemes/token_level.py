@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from ..common.fields import SchemeConfig, within
+from ..common.fields import SchemeConfig, assign, within
 from ..drafts.choose import drafter
 from ..engine.acceptance import Acceptance
 from ..engine.call import CallState
+from ..engine.gamma import check_profile
 from ..engine.outputs import DecodingStats
 from ..engine.request import Block, Request
 from ..engine.rounds import Speculation
@@ -24,8 +26,8 @@ class TokenLevelConfig(SchemeConfig):
 
     Args:
         num_draft_tokens (`int` or `"auto"`, *optional*, defaults to 5):
-            γ, the tokens drafted a round, in [1, 64]. `"auto"` chooses it each round from the acceptance seen in this
-            call and the sizes of the two models, never from a clock. The default and the range are ours.
+            γ, the tokens drafted a round, in [1, 64]. `"auto"` chooses it each round, 0 among the choices, from what
+            stood in this call and what rounds of this pair take. The default and the range are ours.
         draft (`str`, *optional*, defaults to `"model"`):
             What drafts: `"model"` the `assistant_model`; `"ngram"` the text so far, in which what followed the last
             time its final n-gram occurred is looked up, without a draft model; `"ngram+model"` the text, and the
@@ -36,6 +38,9 @@ class TokenLevelConfig(SchemeConfig):
         compile_draft (`bool`, *optional*, defaults to `False`):
             Run the draft's one-token forwards from fixed buffers, on CUDA as a captured graph, which is faster where
             launching kernels takes longer than running them. The tokens are the same up to rounding. Ours.
+        cost_profile (`dict`, *optional*):
+            What rounds take, as `hf-semspec check --save FILE` writes it. Used by `"auto"` only, which measures it by
+            itself by default; with it the same seed gives the same tokens. Ours.
 
     Raises:
         ValueError: If a value is of the wrong type or out of its range, or `"auto"` or `compile_draft` asks for a
@@ -49,9 +54,13 @@ class TokenLevelConfig(SchemeConfig):
     draft: Literal["model", "ngram", "ngram+model"] = "model"
     max_ngram: int = within(3, 1, 16)
     compile_draft: bool = False
+    cost_profile: dict[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.cost_profile is not None:
+            check_profile(self.cost_profile)
+            assign(self, "cost_profile", copy.deepcopy(dict(self.cost_profile)))
         if self.draft == "ngram" and self.compile_draft:
             raise ValueError(
                 '`compile_draft=True` is about the draft model, and draft="ngram" has none: leave it out.'
@@ -97,6 +106,7 @@ class TokenLevelRounds(table.Rounds):
         while state.running:
             block = state.draft_and_score()  # d_1..d_γ from q; p_1..p_{γ+1} in one pass of the target
             state.commit(block, self.accept(block) if block.draft is not None else state.plain(block))
+        state.drafter.report(state.call)
 
 
 def decode(request: Request, rounds: Callable[[CallState, Any], TokenLevelRounds]) -> tuple[Any, DecodingStats]:

@@ -42,6 +42,8 @@ def _settings(trace: Trace) -> str:
     for name in ("num_draft_tokens", "num_chains", "num_particles", "segment_tokens"):
         if trace.settings.get(name) not in (None, 1):
             facts.append(f"{name} {trace.settings[name]}")
+    if sampling and trace.settings.get("verification"):
+        facts.append(f"{trace.settings['verification']} verification")
     if trace.stats:
         facts.append(f"{trace.stats['target_forwards']} target forwards, {trace.stats['draft_forwards']} of the draft")
     return escape(" · ".join(facts))

@@ -1,11 +1,12 @@
 """`check` and what both commands refuse, with a reason, before anything is loaded."""
 
+import itertools
 import json
 import re
 
 import pytest
 
-from hf_semspec import cli
+from hf_semspec import LosslessConfig, cli
 from hf_semspec.bench import bench, check, request
 from hf_semspec.bench.command import main
 from hf_semspec.bench.subject import read_prompts
@@ -30,16 +31,30 @@ class TestCheck:
         assert advice.seconds.keys() == {(r, b, w) for r in ("target", "draft") for b in (1, 2) for w in (1, 4)}
         assert {entry["batch"] for entry in stored["forecasts"]} == {1, 2}
 
+    def test_auto_is_forecast_beside_every_fixed_length(self, advice):
+        assert [(entry["mode"], entry["batch"]) for entry in advice.lengths] == list(
+            itertools.product(("greedy", "sampling"), (1, 2))
+        )
+        for entry in advice.lengths:
+            assert list(entry["speed_up"]) == ["1", "2", "3", "4", "6", "8", "12", "16", "auto"]
+            fixed = [value for name, value in entry["speed_up"].items() if name != "auto"]
+            assert entry["speed_up"]["auto"] > 0.85 * max(1.0, *fixed)
+        assert "γ=auto" in [column.header for column in advice.tables()[-1].columns]
+
     def test_the_command_prints_tables_and_writes_json(self, capsys, tmp_path, monkeypatch):
         monkeypatch.setenv("COLUMNS", "150")
         sizes = ["--target-size", "1x64x64x2", "--draft-size", "1x64x64x2", "--vocab", "64"]
         options = ["--controlled", "0.5", *sizes, "--new-tokens", "4", "--repeats", "1", "--blocks", "2"]
-        assert cli.main(["check", *options, "--out", str(tmp_path)]) == 0
+        costs = tmp_path / "costs.json"
+        assert cli.main(["check", *options, "--out", str(tmp_path), "--save", str(costs)]) == 0
         out = capsys.readouterr().out
         assert "64 ids" in out
         assert "one forward, milliseconds" in out
         stored = json.loads((tmp_path / "check.json").read_text())
         assert stored["meta"]["command"].startswith("hf-semspec check --controlled 0.5")
+        profile = json.loads(costs.read_text())
+        assert LosslessConfig(num_draft_tokens="auto", cost_profile=profile).cost_profile == profile
+        assert profile["pair"]["device"] == ["cpu", "cpu"]
 
 
 class TestRefusals:

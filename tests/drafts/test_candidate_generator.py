@@ -1,4 +1,4 @@
-"""The draft side is a `CandidateGenerator`: it serves transformers' own assisted loop as well; and γ by itself."""
+"""The draft side is a `CandidateGenerator`: it serves transformers' own assisted loop as well."""
 
 from typing import Any
 
@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from hf_semspec.drafts.chain import ChainGenerator, DraftLength
+from hf_semspec.drafts.chain import ChainGenerator
 from hf_semspec.drafts.ngram import NGramGenerator
+from hf_semspec.engine.gamma import FixedLength
 from hf_semspec.engine.processors import CallRandomness, Processors
-from tests.helpers import TESTING, WEAK_DRAFTS, Forwards, assisted, plain
+from tests.helpers import WEAK_DRAFTS, Forwards, plain
 from tests.models import VOCAB, draft_of, prompts, tiny
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS, pytest.mark.deprecated]
@@ -23,7 +24,7 @@ def in_stocks_loop(target: Any, draft: Any, randomness: Any, inputs: Any, **fiel
         VOCAB,
         Processors([]),
         randomness,
-        DraftLength(3, lambda: 0.1),
+        FixedLength(3),
         max_length=length + fields["max_new_tokens"],
         with_laws=randomness is not None,
     )
@@ -93,44 +94,3 @@ def test_ngrams_look_up_the_latest_of_the_longest() -> None:
     assert made.get_candidates(again)[0].tolist() == [[*again[0].tolist(), 6, 7, 9]]
     full = NGramGenerator(VOCAB, 3, {0: ids[0].tolist()}, max_length=12, with_laws=False, device=None)
     assert full.get_candidates(ids)[0].shape[1] == 11, "and never more than fits"
-
-
-def test_automatic_draft_length_follows_acceptance_and_never_a_clock() -> None:
-    length = DraftLength("auto", lambda: 0.1)
-    start = length.pick()
-    for _ in range(50):
-        length.observe(start, start)
-    assert length.pick() == 16
-    for _ in range(20_000):
-        length.observe(0, 1)
-    assert length.pick() == 1
-    assert all(DraftLength(gamma, lambda: 0.1).pick() == gamma for gamma in (1, 5, 64))
-
-
-def cheap_twin() -> tuple[Any, Any]:
-    """A target whose last seven of eight layers do nothing, and a draft that is its first layer."""
-    target, draft = tiny("llama", 1, layers=8), tiny("llama", 1, layers=1)
-    with torch.no_grad():
-        for layer in target.model.layers[1:]:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-    draft.load_state_dict({name: target.state_dict()[name] for name in draft.state_dict()})
-    return target, draft
-
-
-@pytest.mark.parametrize("kind", TESTING)
-def test_automatic_draft_length_in_a_call(kind: str) -> None:
-    target, twin = cheap_twin()
-    widths = {}
-    for name in ("near", "far", "same"):
-        draft = draft_of(twin, name)
-        for run in range(2):
-            with Forwards(target) as spy:
-                output = assisted(target, draft, prompts((5,)), kind, num_draft_tokens="auto", max_new_tokens=60)
-            widths[name, run] = spy.widths[1:]
-        assert torch.equal(output, plain(target, prompts((5,)), max_new_tokens=60))
-        assert widths[name, 0] == widths[name, 1], "the same call drafts the same lengths"
-    room = len(widths["far", 0]) - 17
-    assert {width - 1 for width in widths["far", 0][:room]} <= set(DraftLength.CHOICES)
-    assert max(widths["far", 0][-5:]) <= 2
-    assert max(widths["same", 0]) > 4

@@ -77,10 +77,10 @@ def test_sampled_texts_follow_the_target(source: str) -> None:
 def test_wrong_samplers_are_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = lossless.accept
 
-    def wrong(block: Any) -> Any:
+    def wrong(block: Any, rule: str) -> Any:
         if fault == "accept all":
             block.uniforms.zero_()
-            return right(block)
+            return right(block, rule)
         return excluded_nothing(block.log_p, block.draft.log_q, block.draft.ids, block.uniforms)
 
     monkeypatch.setattr(lossless, "accept", wrong)

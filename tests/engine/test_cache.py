@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, Lfm2Config, Lfm2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
+from transformers import DynamicCache
 
 from hf_semspec import SemSpecConfig
 from tests.helpers import (
@@ -19,7 +19,7 @@ from tests.helpers import (
     refuses,
     states,
 )
-from tests.models import DRAFTS, VOCAB, draft_of, prompts, tiny
+from tests.models import DRAFTS, draft_of, prompts, tiny
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
 
@@ -58,32 +58,6 @@ def test_ui34_few_distinct_target_widths(kind: str, name: str) -> None:
         handle.remove()
     roomy = {width for width, done in zip(spy.widths[1:], seen[1:], strict=True) if 50 - done > 5}
     assert len(roomy) <= 2
-
-
-def stateful(kind: str) -> PreTrainedModel:
-    """A recurrent model (flagged stateful) or a hybrid one (layers of a type that cannot be cut back)."""
-    torch.manual_seed(0)
-    common = {"vocab_size": VOCAB, "hidden_size": 32, "pad_token_id": 0, "eos_token_id": None, "bos_token_id": None}
-    if kind == "flagged":
-        return MambaForCausalLM(MambaConfig(**common, num_hidden_layers=2, state_size=4)).double().eval()
-    config = Lfm2Config(
-        **common,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        layer_types=["conv", "full_attention"],
-    )
-    return Lfm2ForCausalLM(config).double().eval()
-
-
-@pytest.mark.parametrize("side", ["target", "draft"])
-@pytest.mark.parametrize("kind", ["flagged", "layers"])
-def test_ui35_models_that_cannot_be_rolled_back_are_refused_by_name(kind: str, side: str) -> None:
-    odd, usual = stateful(kind), tiny("llama", 0)
-    models = (odd, usual) if side == "target" else (usual, odd)
-    config = SemSpecConfig("lossless", max_new_tokens=4)
-    refuses(*models, prompts((4,)), type(odd).__name__, generation_config=config)
 
 
 @pytest.mark.parametrize("side", ["target", "draft"])

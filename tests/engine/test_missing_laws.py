@@ -7,9 +7,11 @@ import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
 from hf_semspec import SemSpecConfig
-from hf_semspec.drafts.chain import ChainGenerator, DraftLength
+from hf_semspec.drafts.chain import ChainGenerator
 from hf_semspec.engine import acceptance
+from hf_semspec.engine.gamma import FixedLength
 from hf_semspec.engine.processors import CallRandomness, Processors
+from hf_semspec.schemes.lossless import block
 from hf_semspec.schemes.parse.judge import label_ids
 from tests.enumerated import VOCAB, cells, joint
 from tests.helpers import EXACT, JUDGE, WEAK_DRAFTS, assisted, exact, new_tokens, plain_rows
@@ -55,6 +57,7 @@ def shares_all_but_one() -> dict[str, Any]:
 SMALLER = VOCAB - 2
 DRAFTS: dict[str, tuple[int, dict[str, Any]]] = {
     "lossless": (SMALLER, {}),
+    "token": (SMALLER, {"verification": "token"}),
     "easd": (SMALLER, {}),
     "chains": (SMALLER, {}),
     "auto": (SMALLER, {"num_draft_tokens": "auto"}),
@@ -111,12 +114,13 @@ def test_texts_follow_the_target_where_the_draft_knows_none_of_the_ids_left(name
     assert against(name, *sampled(name)) == []
 
 
-@pytest.mark.parametrize("name", ["lossless", "chains"])
+@pytest.mark.parametrize("name", ["lossless", "token", "chains"])
 def test_a_sampler_that_multiplies_nan_with_0_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def multiplied(values: torch.Tensor, on: torch.Tensor) -> torch.Tensor:
         return values.mul_(on.unsqueeze(-1))
 
-    monkeypatch.setattr(acceptance, "switched", multiplied)
+    for module in (acceptance, block):
+        monkeypatch.setattr(module, "switched", multiplied)
     with pytest.raises(ValueError, match=r"the target model .* without a law"):
         sampled(name)
     draw = CallRandomness.draw
@@ -272,7 +276,7 @@ def test_candidates_for_stock_end_where_the_law_does(sampling: bool) -> None:
     draft = tiny("llama", 1, vocab=90)
     randomness = CallRandomness(torch.device("cpu")) if sampling else None
     left = Processors([Only({8: [95, 96]})])
-    generator = ChainGenerator(draft, 97, left, randomness, DraftLength(5, lambda: 0.0), max_length=64)
+    generator = ChainGenerator(draft, 97, left, randomness, FixedLength(5), max_length=64)
     ids, law = generator.get_candidates(torch.randint(0, 90, (1, 6)))
     assert ids.shape[1] == 8
     assert (law is None) == (not sampling)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from hf_semspec import SemSpecConfig
 from hf_semspec.schemes.lossless import decode as lossless
 from tests.enumerated import VOCAB, Step, cells, joint, law_of_next
-from tests.helpers import WEAK_DRAFTS, check_identities, exact
+from tests.helpers import WEAK_DRAFTS, check_identities, exact, new_tokens
 from tests.models import PAD, draft_of, prompts, row_of, tiny
 from tests.statistics import deviations
 
@@ -47,6 +47,8 @@ def both_prompts() -> dict[str, torch.Tensor]:
 
 def config_of(kind: str, settings: dict[str, Any], **fields: Any) -> SemSpecConfig:
     common = {"max_new_tokens": NEW_TOKENS, "do_sample": True, "return_dict_in_generate": True}
+    if kind == "token":
+        kind, fields = "lossless", {**fields, "verification": "token"}
     return exact(kind, num_draft_tokens=2, **common, **settings, **fields)
 
 
@@ -59,7 +61,7 @@ def against(target: PreTrainedModel, texts: list[torch.Tensor], steps: list[Step
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("kind", ["lossless", "chains"])
+@pytest.mark.parametrize("kind", ["lossless", "token", "chains"])
 def test_sampled_texts_follow_the_target(kind: str, settings: str) -> None:
     """The joint law of three tokens: the first is the target's own, then a block of two with its bonus or residual."""
     target, draft = pair()
@@ -69,22 +71,45 @@ def test_sampled_texts_follow_the_target(kind: str, settings: str) -> None:
     assert against(target, texts, [lambda ids: law_of_next(target, ids, fields)] * NEW_TOKENS) == []
 
 
+def test_a_block_goes_on_behind_an_eos() -> None:
+    """The law of what is in front of the first EOS, in blocks that are wider than the text that is left."""
+    target, draft = pair()
+    fields, eos = {"top_k": 0}, 2
+    torch.manual_seed(15)
+    inputs = {name: value.repeat_interleave(DRAWS, dim=0) for name, value in both_prompts().items()}
+    own = {"num_draft_tokens": 4, "eos_token_id": eos, "pad_token_id": eos, "max_new_tokens": 6}
+    config = SemSpecConfig("lossless", do_sample=True, return_dict_in_generate=True, **own, **fields)
+    output = target.generate(**inputs, assistant_model=draft, generation_config=config)
+    assert output.stats.cut > DRAWS / 4
+
+    for row, texts in enumerate(new_tokens(output, inputs).split(DRAWS)):
+        prompt = row_of(both_prompts(), row)["input_ids"]
+
+        def step(ids: torch.Tensor, width: int = prompt.shape[1]) -> torch.Tensor:
+            law = law_of_next(target, ids, fields)
+            ended = (ids[:, width:] == eos).any(dim=1, keepdim=True)
+            return torch.where(ended, torch.eye(VOCAB, dtype=law.dtype)[eos], law)
+
+        assert deviations(cells(texts[:, :4]), joint(prompt, [step] * 4)) == []
+
+
+@pytest.mark.parametrize("rule", ["block", "token"])
 @pytest.mark.parametrize("fault", ["accept all", "residual from p"])
-def test_wrong_samplers_are_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_samplers_are_caught(fault: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = pair()
     right = lossless.accept
 
-    def wrong(block: Any) -> Any:
+    def wrong(block: Any, rule: str) -> Any:
         if fault == "accept all":
             block.uniforms.zero_()
-            return right(block)
-        decision = right(block)
+            return right(block, rule)
+        decision = right(block, rule)
         at = decision.num_accepted[:, None, None].expand(-1, 1, block.log_p.shape[-1])
         return decision._replace(law=block.log_p[:, 0].gather(1, at).squeeze(1).exp())
 
     monkeypatch.setattr(lossless, "accept", wrong)
     torch.manual_seed(11)
-    texts = sample(target, draft, config_of("lossless", {"top_k": 0}))
+    texts = sample(target, draft, config_of("lossless", {"top_k": 0}, verification=rule))
     assert against(target, texts, [lambda ids: law_of_next(target, ids, {})] * NEW_TOKENS) != []
 
 

@@ -25,8 +25,9 @@ class EASDConfig(ChainsConfig):
             that multi-draft verification accepted. More than one is ours.
         target_entropy_threshold (`float`, *optional*, defaults to 1.0):
             τ_p in nats, >= 0: the target counts as uncertain where the entropy of its processed law is at least this.
-            `inf` switches the extra rejection off, which gives `lossless` bit for bit. The authors take percentiles of
-            entropies on held-out text; we know of no published value: the default is uncalibrated and ours.
+            `inf` switches the extra rejection off, which gives `lossless` with `verification="token"` bit for bit. The
+            authors take percentiles of entropies on held-out text; we know of no published value: the default is
+            uncalibrated and ours.
         draft_entropy_threshold (`float`, *optional*, defaults to 1.0):
             τ_q in nats, >= 0, the same for the draft. The default is uncalibrated and ours.
         overlap_threshold (`float`, *optional*, defaults to 0.8):
@@ -53,6 +54,8 @@ class EASDConfig(ChainsConfig):
         max_ngram (`int`, *optional*, defaults to 3):
             As in [`LosslessConfig`].
         compile_draft (`bool`, *optional*, defaults to `False`):
+            As in [`LosslessConfig`].
+        cost_profile (`dict`, *optional*):
             As in [`LosslessConfig`].
 
     Raises:

@@ -7,7 +7,8 @@ from ...drafts.static import StaticDraft
 from ...engine.cache import RowStates, cut, held
 from ...engine.call import CallState
 from ...engine.draft import Drafter, NoDrafts
-from ...engine.model import CachedModel, MappedModel, context_of, warn_of_context
+from ...engine.mapped_model import MappedModel
+from ...engine.model import CachedModel, context_of, warn_of_context
 from ...engine.processors import Processors
 from ...engine.rounds import Speculation
 from .judge import Answer
@@ -60,7 +61,9 @@ class AnswerWriter:
                 pause_masked=True,
                 processors=self.processors,
             )
+            prompts = dict(zip(writing, canvas.lengths(writing), strict=True))
             state.prefill([held(states) for states in cached])
+            self.model.pin([prompts[row] - 1 for row in state.live])
             self.run(state)
             self.take(state.target_states)
             unknown = state.masked  # there the target goes on

@@ -171,8 +171,8 @@ class Judge:
     ) -> torch.Tensor:
         """Logits after every copy, (rows, copies, vocabulary), and before them, unless `skip` is `None`, those after
         each of the text's columns but the first `skip`."""
-        if not self.target.takes_masks:
-            return self._expanded(live, starts, ends, prefixes[0], suffixes, skip)
+        if not self.target.reads_packed:
+            return self._expanded(live, starts, ends, prefixes, suffixes, skip)
         sizes = [len(suffix) for suffix in suffixes]
         slots = packed_slots(starts, ends, prefixes, sizes)
         text = slots.columns.shape[1] - sum(sizes)
@@ -185,13 +185,13 @@ class Judge:
         live: Sequence[int],
         starts: Sequence[int],
         ends: Sequence[int],
-        prefixes: list[int],
+        prefixes: list[list[int]],
         suffixes: Sequence[list[int]],
         skip: int | None,
     ) -> torch.Tensor:
-        """As `_packed` for the one row of a model that takes no 4-D mask: the copies are a batch over an expanded
+        """As `_packed` for a model that cannot read a packed block: the copies of a row are a batch over copies of its
         cache."""
-        text, logits = ends[0] - starts[0], []
+        text, logits = max(end - start for start, end in zip(starts, ends, strict=True)), []
         if text:
             fed = self.target.feed(self.call.canvas.read(live, text, 0), ends, keep=1 if skip is None else text - skip)
             logits.append(fed[:, : 0 if skip is None else fed.shape[1]])
@@ -202,7 +202,9 @@ class Judge:
                 part = copies[first : first + step]
                 ids = torch.tensor([suffixes[i] for i in part], device=self.call.device)
                 # A copy that is not judged stands behind the first column, and what it says is dropped.
-                logits.append(self.target.feed_copies(ids, [max(prefixes[i], 1) for i in part]).unsqueeze(0))
+                seen = [[max(own[i], 1) for i in part] for own in prefixes]
+                rows = [self.target.feed_copies(ids, own, row) for row, own in enumerate(seen)]
+                logits.append(torch.stack(rows))
         return torch.cat([part.to(self.call.device) for part in logits], dim=1)
 
     def _block(

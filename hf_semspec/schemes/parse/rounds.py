@@ -11,8 +11,8 @@ from ...drafts.vocabulary import first_clash
 from ...engine.cache import RowStates, held
 from ...engine.call import CallState
 from ...engine.draft import Drafter, NoDrafts
+from ...engine.mapped_model import MappedModel
 from ...engine.misfits import warn_of_low_acceptance
-from ...engine.model import MappedModel
 from ...engine.outputs import DecodingStats
 from ...engine.request import Request
 from ...engine.rounds import Speculation
@@ -156,7 +156,7 @@ class Verification:
     def output(self) -> tuple[Any, DecodingStats]:
         """What `generate` returns, with the scheme's record, and the statistics."""
         output, stats = self.call.output(self.target, self.writer.model)
-        stats.judging = "packed" if self.target.takes_masks else "expanded"
+        stats.judging = "packed" if self.target.reads_packed else "expanded"
         stats.drafting = self.writer.stats
         warn_of_low_acceptance(stats, self.call.request)
         self.reviser.attach(output, stats)

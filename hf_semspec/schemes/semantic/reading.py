@@ -54,10 +54,10 @@ class RowShelf:
     def bring(self, rows: Sequence[int]) -> None:
         """Let the cache hold exactly `rows`, in this order."""
         rows = list(rows)
-        if rows == self.rows:
-            return
         if not rows:
             self.park_all()
+        elif rows == self.rows:
+            pass
         elif set(rows) <= set(self.rows):
             places = {row: place for place, row in enumerate(self.rows)}
             self._park(set(self.rows) - set(rows))
@@ -66,6 +66,8 @@ class RowShelf:
             self._park(set(self.rows))
             self.model.cache.load([self.parked.pop(row, []) for row in rows])
         self.rows = rows
+        for place, row in enumerate(rows):
+            self.cached[row] = self.model.cache.reach(place, self.cached[row])
 
     def states(self, row: int) -> RowStates:
         """What is held of a row that waits."""
@@ -103,6 +105,7 @@ class RowShelf:
     def _park(self, rows: set[int]) -> None:
         for place, row in enumerate(self.rows):
             if row in rows:
+                self.cached[row] = self.model.cache.reach(place, self.cached[row])
                 self.parked[row] = self.model.cache.rows(place, self.cached[row])
 
 
@@ -165,7 +168,9 @@ class Writing(Turn):
     def run(self, cached: Sequence[int]) -> None:
         """Feed what the model lacks of the rows, of which it holds `cached` tokens each, and write until none is
         open. Rows that its own EOS has ended are paused like the others: nobody has judged them yet."""
+        lengths = dict(zip(self.live, self.call.lengths(self.live), strict=True))
         self.prefill(cached)
+        self.target.pin([lengths[row] - 1 for row in self.live])
         while self.running:
             block = self.draft_and_score()
             self.commit(block, self.plain(block))

@@ -11,8 +11,9 @@ from ...drafts.choose import drafter as make_drafter
 from ...engine.acceptance import BONUS, RESIDUAL, Acceptance
 from ...engine.call import CallState
 from ...engine.draft import Draft, Drafter, NoDrafts
+from ...engine.mapped_model import MappedModel
 from ...engine.misfits import warn_of_low_acceptance
-from ...engine.model import MappedModel, context_of, warn_of_context
+from ...engine.model import context_of, warn_of_context
 from ...engine.outputs import DecodingStats
 from ...engine.processors import Processors
 from ...engine.recorder import mark_segments

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ...common.warn_once import warn_once
-from ...drafts.chain import DraftLength
 from ...engine.call import CallState
+from ...engine.gamma import FixedLength
 from ...engine.misfits import check_laws, describe_model
 from ...engine.outputs import DecodingStats
 from ...engine.processors import BlockProcessors, with_temperature
@@ -68,7 +68,7 @@ class Particles:
             call.vocabulary,
             BlockProcessors(own, self.copies),
             call.randomness,
-            DraftLength(scheme.num_draft_tokens, lambda: 0.0),
+            FixedLength(scheme.num_draft_tokens),
             batch=call.batch,
             chains=self.number,
             max_length=call.longest,

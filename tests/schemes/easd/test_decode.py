@@ -98,7 +98,7 @@ def test_random_triggers_come_at_their_rate_and_leave_other_draws_alone() -> Non
     passed = rates[1].accepted + rates[1].triggered
     assert abs(rates[1].trigger_rate - 0.25) < 4 * math.sqrt(0.25 * 0.75 / passed)
     sampled = {"do_sample": True, "max_new_tokens": 30}
-    lossless = run(model, draft_of(model, "near"), inputs, "lossless", **sampled)
+    lossless = run(model, draft_of(model, "near"), inputs, "lossless", verification="token", **sampled)
     never = run(model, draft_of(model, "near"), inputs, trigger="random", trigger_rate=0.0, **sampled)
     assert torch.equal(lossless.sequences, never.sequences)
 
