@@ -114,12 +114,10 @@ def contenders(found: dict[str, Any]) -> dict[str, list[list[str]]]:
     return {
         "greedy": [
             ["target", "draft"],
+            ["lossless"],
             [f"parse={parse(found)}", f"easd={easd(found)}"],
-            [
-                f"easd_plain={easd(found, penalty=1)}",
-                *(f"parse_{rule}={parse(found, boundary=rule)}" for rule in rules),
-            ],
-            ["lossless", 'likelihood=semantic:scorer=likelihood,segment_stop="\\n",think_end=null'],
+            [f"easd_plain={easd(found, penalty=1)}", *rules],
+            ['likelihood=semantic:scorer=likelihood,segment_stop="\\n",think_end=null'],
         ],
         "sampled": [
             ["target", "draft", "smc_4=smc:num_particles=4"],
