@@ -1,8 +1,8 @@
 """Where greedy lossless text first leaves plain decoding's in half precision, and how near a tie the two tokens were.
 
-`python -m examples.real_pair.rounding --data FILE --out DIR [--limit N] [--page FILE]`. Both models run in bfloat16, as the
-text is written; the gap at each first difference is measured by the target in float32, on the text before it. A gap
-far above what bfloat16 can round away would be a fault and no tie.
+`python -m examples.real_pair.rounding --data FILE --out DIR [--limit N] [--page FILE]`. Both models run in bfloat16,
+as the text is written; the gap at each first difference is measured by the target in float32, on the text before it. A
+gap far above what bfloat16 can round away would be a fault and no tie.
 """
 
 import argparse
@@ -40,8 +40,8 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 def measure(target: Any, draft: Any, ids: torch.Tensor, gamma: int) -> dict[str, Any]:
     """The texts of plain decoding and of the exact scheme for one prompt `(1, length)`, and their first difference.
 
-    At the difference: both tokens, and the logits of each as the target gives them in bfloat16 on the whole text before
-    it; the float32 ones are added by [`add_exact_gaps`].
+    At the difference: both tokens, and the logits of each as the target gives them in bfloat16 on the whole text
+    before it; the float32 ones are added by [`add_exact_gaps`].
     """
     common = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
     mask = torch.ones_like(ids)
