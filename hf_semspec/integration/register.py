@@ -13,9 +13,11 @@ from transformers.generation import utils as generation_utils
 from transformers.pipelines import base as pipelines_base
 
 from ..configuration import scheme_from_dict
+from ..engine.cache import text_config
 from ..engine.encoders import RAW_IMAGES, raw_images
 from ..engine.outputs import open_records, publish
 from ..engine.request import Request
+from ..engine.stateful import check_processors
 from ..engine.stopping import OneEnd
 from ..schemes.table import SCHEMES
 from .options import check_options
@@ -131,6 +133,9 @@ def _semspec_decoding(
     loops."""
     records = open_records()
     scheme = scheme_from_dict(generation_config.semspec)
+    eos = generation_config._eos_token_tensor
+    ends = [] if eos is None else eos.flatten().tolist()
+    check_processors(logits_processor, input_ids, text_config(model).vocab_size, ends)
     request = Request(
         model=model,
         draft=assistant_model,
