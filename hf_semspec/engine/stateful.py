@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .replay import Replayed, restarts
+
 PLAIN = "decode plainly with generate(..., semspec=None) and without assistant_model"
 
 # Those of transformers that keep a state between calls, run a model, or mix the rows of a batch.
@@ -24,8 +26,11 @@ _PATIENCE = 256
 _ORDER = (0, 2, 1, 1, 0)
 
 
-def check_processors(processors: Iterable[Any], ids: torch.Tensor, vocabulary: int, eos: Iterable[int] = ()) -> None:
-    """Refuse processors that are no functions of `(input_ids, scores)`, whoever drafts.
+def check_processors(
+    processors: Iterable[Any], ids: torch.Tensor, vocabulary: int, eos: Iterable[int] = ()
+) -> list[Any]:
+    """The processors as functions of `(input_ids, scores)`, whoever drafts: those with a state that can be started
+    anew are [`replay.Replayed`] for each row, others are refused.
 
     Those of transformers are known by class. Any other passes if it has a true attribute `stateless`; else a copy of
     it is asked about the prompts and one and two ids more, in turns, and must repeat its answers.
@@ -38,14 +43,21 @@ def check_processors(processors: Iterable[Any], ids: torch.Tensor, vocabulary: i
     Raises:
         ValueError: a processor keeps a state, or cannot be copied and declares nothing.
     """
+    functions = []
     for processor in processors:
         kind = type(processor)
+        fresh = restarts(processor)
+        if fresh is not None:
+            functions.append(Replayed(fresh, ids.shape[1], eos))
+            continue
         if kind.__module__.startswith("transformers."):
             known = any(base.__name__ in _STATEFUL_NAMES for base in kind.__mro__)
             if known:
                 raise _refusal(processor, "keeps a state between tokens, or mixes the rows of a batch")
         elif getattr(processor, "stateless", False) is not True:
             _probe(processor, ids, vocabulary, set(eos))
+        functions.append(processor)
+    return functions
 
 
 def _probe(processor: Any, ids: torch.Tensor, vocabulary: int, eos: set[int]) -> None:
@@ -108,5 +120,6 @@ def _refusal(processor: Any, reason: str) -> ValueError:
     name = getattr(processor, "__name__", type(processor).__name__)
     return ValueError(
         f"logits_processor {name} {reason}. Drafts that are dropped must leave no trace: make it a function of "
-        "(input_ids, scores); if it is one already, give it the attribute stateless = True; or " + PLAIN
+        "(input_ids, scores), or give it a method fresh() that returns a new one; if it is such a function already, "
+        "give it the attribute stateless = True; or " + PLAIN
     )

@@ -135,14 +135,14 @@ def _semspec_decoding(
     scheme = scheme_from_dict(generation_config.semspec)
     eos = generation_config._eos_token_tensor
     ends = [] if eos is None else eos.flatten().tolist()
-    check_processors(logits_processor, input_ids, text_config(model).vocab_size, ends)
+    processors = check_processors(logits_processor, input_ids, text_config(model).vocab_size, ends)
     request = Request(
         model=model,
         draft=assistant_model,
         scheme=scheme,
         generation_config=generation_config,
         input_ids=input_ids,
-        processors=logits_processor,
+        processors=processors,
         criteria=stopping_criteria,
         streamer=None if streamer is None else OneEnd(streamer),
         model_kwargs=model_kwargs,
