@@ -20,6 +20,7 @@ from ..engine.request import Request
 from ..engine.stateful import check_processors
 from ..engine.stopping import OneEnd
 from ..schemes.table import SCHEMES
+from .adapters import check_adapters
 from .options import check_options
 from .pipelines import load_assistant
 
@@ -133,6 +134,7 @@ def _semspec_decoding(
     loops."""
     records = open_records()
     scheme = scheme_from_dict(generation_config.semspec)
+    check_adapters(model, scheme, len(input_ids))
     eos = generation_config._eos_token_tensor
     ends = [] if eos is None else eos.flatten().tolist()
     processors = check_processors(logits_processor, input_ids, text_config(model).vocab_size, ends)
