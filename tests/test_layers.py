@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "hf_semspec"
 # The rooms of one row do not import each other. "" is hf_semspec/__init__.py.
 LAYERS = [
     ["cli"],
-    ["bench"],
+    ["bench", "jobs"],
     ["evaluation"],
     ["tools"],
     [""],
