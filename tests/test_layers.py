@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "hf_semspec"
 LAYERS = [
     ["cli"],
     ["bench", "jobs"],
-    ["evaluation"],
+    ["evaluation", "servers"],
     ["tools"],
     [""],
     ["calibration"],
