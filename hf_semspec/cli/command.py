@@ -1,4 +1,4 @@
-"""The command line: `hf-semspec demo`, `generate`, `trace`, `check`, `bench`, `eval`, `models` and `export-recipe`."""
+"""The command line `hf-semspec`: single prompts, files of them, pages, measurements and exports."""
 
 from __future__ import annotations
 
@@ -75,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     from ..jobs import command as job_command
 
     job_command.add_arguments(generate)
+    from ..jobs import served
+
+    served.add_arguments(commands.add_parser("parse", help="a file of prompts by parse, over two servers"), _setting)
     generate.set_defaults(run=_generate)
 
     trace = commands.add_parser("trace", help="decode a prompt with a scheme and save a page that shows every token")

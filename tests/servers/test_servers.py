@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_semspec import EASDConfig, PARSEConfig, SemanticConfig, SemSpecConfig
-from hf_semspec.servers import OpenAIServer, ServerError, parse, semantic
+from hf_semspec.cli import command as cli
+from hf_semspec.servers import OpenAIServer, ServerError, client, parse, semantic
 from hf_semspec.servers.verdicts import bounds, judged
 from tests.servers.small_server import SmallServer
 
@@ -178,6 +179,33 @@ def test_a_server_that_comes_back_loses_nothing(pair):
     again[0].close()
     assert again[0].asked
     assert [one.ids for one in found] == [one.ids for one in right]
+
+
+def test_a_file_over_servers_goes_on_after_they_died(pair, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(client, "LONGEST_WAIT", 0.0)
+    small = SmallServer(*pair)
+    source = tmp_path / "in"
+    source.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in QUESTIONS) + "broken\n")
+    line = ["parse", "--target", small.url, "--draft", small.url, "--target-model", "target", "--draft-model", "draft"]
+    line += ["--tokenizer", str(LAB / "target"), "--input", str(source), "--max-new-tokens", "48", "--batch-size", "2"]
+    for name, value in PARSE.items():
+        line += ["--set", f"{name}={json.dumps(value)}"]
+    assert cli.main([*line, "--output", str(tmp_path / "whole")]) == 1
+    small.asked.clear()
+    small.faults[:] = [None] * 12 + [500] * 500
+    assert cli.main([*line, "--output", str(tmp_path / "out")]) == 2
+    assert "repeat the command" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    small.faults.clear()
+    asked = len(small.asked)
+    assert cli.main([*line, "--output", str(tmp_path / "out")]) == 1
+    small.close()
+    texts = [(tmp_path / name).read_text() for name in ("out", "whole")]
+    assert texts[0] == texts[1]
+    records = [json.loads(text) for text in texts[0].splitlines()]
+    assert [record["line"] for record in records] == list(range(5))
+    assert ["error" in record for record in records] == [False] * 4 + [True]
+    assert asked
 
 
 def test_what_a_server_lacks_is_said_at_construction(pair):
