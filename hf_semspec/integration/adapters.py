@@ -33,9 +33,9 @@ def check_adapters(model: Any, scheme: Any, rows: int) -> None:
             module._forward_pre_hooks_with_kwargs.pop(key, None)
     name = min(found)
     raise ValueError(
-        f"{name} {BOUND[name]}, and under the scheme {scheme.name!r} rows leave, multiply, or are read several tokens at "
-        "a time: choose one adapter for the whole call by set_adapter (one call for each adapter), or decode plainly "
-        "with generate(..., semspec=None) and without assistant_model"
+        f"{name} {BOUND[name]}, and under the scheme {scheme.name!r} rows leave, multiply, or are read several tokens "
+        "at a time: choose one adapter for the whole call by set_adapter (one call for each adapter), or decode "
+        "plainly with generate(..., semspec=None) and without assistant_model"
     )
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 from transformers.generation import GenerationMixin
 
 from ..engine.cache import CACHE_FIELD
 from ..engine.encoders import decodes_encoded
 from ..engine.model import compute_device
+from ..engine.stock_caches import made_up_cache
 
 NAME = "prepare_inputs_for_generation"
 
@@ -56,12 +56,9 @@ def _usual(model: Any) -> Callable[..., dict[str, Any]]:
 def _texts(model: Any) -> Iterator[dict[str, Any]]:
     """The arguments for a prompt of three tokens, and for the token behind it."""
     known = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-    device, cache = compute_device(model), DynamicCache()
+    device = compute_device(model)
     encoder = bool(getattr(model.config, "is_encoder_decoder", False))
     for first, length in ((0, 3), (3, 4)):
-        if first:
-            states = torch.zeros((1, 1, first, 1), device=device)
-            cache.update(states, states.clone(), 0)
         places = torch.arange(first, length, device=device)
         given = {
             "input_ids": torch.ones((1, length), dtype=torch.long, device=device),
@@ -69,7 +66,7 @@ def _texts(model: Any) -> Iterator[dict[str, Any]]:
             "next_sequence_length": length - first,
             "cache_position": places,
             "is_first_iteration": not first,
-            CACHE_FIELD: cache,
+            CACHE_FIELD: made_up_cache(first, device),
         }
         given = {name: value for name, value in given.items() if name in known}
         given |= {} if encoder else {"position_ids": places.unsqueeze(0)}
