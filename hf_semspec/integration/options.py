@@ -189,7 +189,11 @@ def _reason_against(model: Any) -> str | None:
     wrapper = wrapper and len(parameters) <= 2
     if not wrapper and not {"cache", "past_key_values"} & set(parameters):
         return "takes no key/value cache, which every scheme needs"
-    if not wrapper and "position_ids" not in parameters and (not recurrent or kinds & {*ROLLBACK_LAYER_TYPES, "hybrid"}):
+    if (
+        not wrapper
+        and "position_ids" not in parameters
+        and (not recurrent or kinds & {*ROLLBACK_LAYER_TYPES, "hybrid"})
+    ):
         return "takes no position_ids, so rows of unequal length cannot be told apart"
     if getattr(config, "alibi", False):
         return "builds its position biases from a 2-D mask (alibi)"
