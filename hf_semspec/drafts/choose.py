@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..engine.call import CallState
+from ..engine.costs import CostTable
 from ..engine.draft import Drafter
-from ..engine.gamma import LONGEST, ChosenLength, CostTable, FixedLength
+from ..engine.gamma import LONGEST, ChosenLength, FixedLength
 from ..engine.mapped_model import MappedModel
 from ..engine.processors import Processors, of_rank_0
 from ..engine.timing import costs_of

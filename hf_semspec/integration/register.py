@@ -18,6 +18,7 @@ from ..engine.outputs import open_records, publish
 from ..engine.request import Request
 from ..engine.stopping import OneEnd
 from ..schemes.table import SCHEMES
+from .adapters import check_adapters
 from .options import check_options
 from .pipelines import load_assistant
 
@@ -131,6 +132,7 @@ def _semspec_decoding(
     loops."""
     records = open_records()
     scheme = scheme_from_dict(generation_config.semspec)
+    check_adapters(model, scheme, len(input_ids))
     request = Request(
         model=model,
         draft=assistant_model,
