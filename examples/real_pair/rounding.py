@@ -129,7 +129,11 @@ def markdown(result: dict[str, Any]) -> str:
         f"left plain decoding's, at γ = {result['gamma']}; {len(gaps)} of the differences have been looked at."
     )
     if gaps:
-        text += f" Their float32 gaps: median {gaps[len(gaps) // 2]:.3f}, largest {gaps[-1]:.3f}."
+        rounded = max(entry["bfloat16"]["gap"] for entry in entries if "float32" in entry)
+        text += (
+            f" Their gaps in float32: median {gaps[len(gaps) // 2]:.3f}, largest {gaps[-1]:.3f}; in bfloat16 the largest "
+            f"is {rounded:.3f}."
+        )
     return text + ("\n\n" + markdown_table(head, rows) if rows else "")
 
 
