@@ -131,8 +131,8 @@ def markdown(result: dict[str, Any]) -> str:
     if gaps:
         rounded = max(entry["bfloat16"]["gap"] for entry in entries if "float32" in entry)
         text += (
-            f" Their gaps in float32: median {gaps[len(gaps) // 2]:.3f}, largest {gaps[-1]:.3f}; in bfloat16 the largest "
-            f"is {rounded:.3f}."
+            f" Their gaps in float32: median {gaps[len(gaps) // 2]:.3f}, largest {gaps[-1]:.3f}; in bfloat16 the "
+            f"largest is {rounded:.3f}."
         )
     return text + ("\n\n" + markdown_table(head, rows) if rows else "")
 
