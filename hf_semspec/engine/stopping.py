@@ -7,9 +7,13 @@ from typing import Any
 
 import torch
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
+from transformers.generation import utils as generation_utils
 
 # Criteria that judge each row by its own ids, or by the clock: they may be asked about text that is dropped later.
 EARLY = (StopStringCriteria, MaxTimeCriteria)
+
+# Before `StopCheck` came, `generate` streamed a column first and then asked the criteria.
+STREAMS_FIRST = not hasattr(generation_utils, "StopCheck")
 
 
 class StopRules:
@@ -134,7 +138,7 @@ class SettledStream:
 
 class InOrder:
     """Shows the caller's own criteria what plain decoding shows them: the whole batch, each width once and in order,
-    settled text only, before the streamer gets that column.
+    settled text only, before the streamer gets that column (on transformers 4 after it).
 
     Args:
         criteria: to be asked.
@@ -166,6 +170,8 @@ class InOrder:
             self.judged += 1
             width = self.prompt_width + self.judged
             ids = show(width)
+            if STREAMS_FIRST:
+                self.stream.advance(ids, width)
             for row, stops in enumerate(verdict(self.criteria, ids, scores(self.judged))):
                 if stops:
                     stop(row, self.judged)
