@@ -7,7 +7,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from ..tools.wheels import located
 from . import demo as demo_command
 from . import models
 from .comparison import PLAIN, Run, comparison_table, decode, plain_config
+from .console import console as make_console
 from .scheme_files import add_scheme_file, run_scheme_files
 
 
@@ -136,7 +136,7 @@ def _add_decoding(parser: argparse.ArgumentParser, *, prompt: bool = True) -> No
 
 
 def _generate(arguments: argparse.Namespace, command: str) -> int:
-    console = _console()
+    console = make_console()
     logging.disable_progress_bar()
     config = _config_of(arguments)
     if arguments.input is not None:
@@ -159,7 +159,7 @@ def _generate(arguments: argparse.Namespace, command: str) -> int:
 
 
 def _trace(arguments: argparse.Namespace, command: str) -> int:
-    console = _console()
+    console = make_console()
     logging.disable_progress_bar()
     out = Path(arguments.out)
     if not out.parent.is_dir():
@@ -216,14 +216,6 @@ def _pair_of(arguments: argparse.Namespace, config: SemSpecConfig, console: Any)
     with console.status(f"loading the draft {draft_name}"):
         draft = load_named_draft(draft_name, model, device=device)
     return model, tokenizer, draft, encode(tokenizer, prompt, chat=not arguments.raw)
-
-
-def _console() -> Any:
-    if find_spec("rich") is None:
-        raise ImportError('The command line draws its tables with rich: pip install "hf-semspec[demo]"')
-    from rich.console import Console
-
-    return Console()
 
 
 def _positive(text: str) -> int:
