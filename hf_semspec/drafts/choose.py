@@ -10,6 +10,8 @@ from ..engine.mapped_model import MappedModel
 from ..engine.processors import Processors, of_rank_0
 from ..engine.timing import costs_of
 from .chain import ChainGenerator
+from .heads.generator import HeadGenerator
+from .heads.module import EagleHead
 from .ngram import NGramFirst, NGramGenerator
 from .other_tokenizer import ForeignGenerator
 from .vocabulary import first_clash
@@ -73,6 +75,9 @@ def chain_generator(
     if first_clash(*tokenizers) is None:
         source = None if decoder is not None else call.sources.of_draft()
         common |= {"batch": call.batch, "decoder": decoder, "source": source}
+        if isinstance(request.draft, EagleHead):
+            common = {key: value for key, value in common.items() if key not in ("decoder", "source", "static")}
+            return HeadGenerator(request.draft, call.vocabulary, **common)
         chains = ChainGenerator(request.draft, call.vocabulary, **common)
         _show_images(call, chains)
         return chains

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..common.warn_once import warn_once
 from ..common.wrappers import forward_parameters
 from .cache import Cache, RaggedCache, attention_windows, cache_argument, text_config
-from .hooks import call_for_hidden, is_hooked
+from .hooks import call_for_hidden, call_for_states, is_hooked
 from .masks import Masks, Slots, padding_mask
 from .mixers import RECURRENT, mixers_of
 from .recurrent import RecurrentCache
@@ -24,7 +24,8 @@ class Fed(NamedTuple):
 
     Args:
         logits: (batch, kept places, vocabulary).
-        hidden: (batch, width, size) of the last layer, after the final norm, at every place; `None` if not asked for.
+        hidden: (batch, width, size) of the last layer, after the final norm, at every place, or of the layers asked
+            for, side by side; `None` if not asked for.
     """
 
     logits: torch.Tensor
@@ -84,8 +85,8 @@ class CachedModel:
         """
         return self.forward(ids, ends, keep).logits
 
-    def forward(self, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool = False) -> Fed:
-        """As [`CachedModel.feed`], with the hidden states if they are wanted."""
+    def forward(self, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool | tuple[int, ...] = False) -> Fed:
+        """As [`CachedModel.feed`], with the last hidden states if they are wanted, or those named."""
         if self.source.positions == "counted" and not _in_step(ends, ids.shape[1]):
             return self._feed_in_parts(ids, ends, keep, [min(ids.shape[1], end) for end in ends], with_hidden)
         if isinstance(self.cache, RecurrentCache):
@@ -96,7 +97,7 @@ class CachedModel:
         return self._feed(self.source, ids, ends, keep, with_hidden)
 
     def _feed(
-        self, source: Source, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool = False
+        self, source: Source, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool | tuple[int, ...] = False
     ) -> Fed:
         """As `forward`, for rows of which `source` has the cache."""
         width, low, high = ids.shape[1], min(ends), max(ends)
@@ -116,7 +117,7 @@ class CachedModel:
         return Fed(logits if logits.shape[1] == keep else logits[:, -keep:], hidden)
 
     def _feed_in_parts(
-        self, ids: torch.Tensor, ends: Sequence[int], keep: int, widths: Sequence[int], with_hidden: bool
+        self, ids: torch.Tensor, ends: Sequence[int], keep: int, widths: Sequence[int], with_hidden: bool | tuple[int, ...]
     ) -> Fed:
         """A forward for each length and width of a row's block, for a model that counts what the cache holds, or whose
         states cannot all be put back to one width."""
@@ -219,7 +220,7 @@ class CachedModel:
         mask: Any,
         positions: torch.Tensor,
         keep: int | torch.Tensor,
-        with_hidden: bool = False,
+        with_hidden: bool | tuple[int, ...] = False,
     ) -> Fed:
         """One counted call of the model, see `_call`."""
         began = time.perf_counter()
@@ -239,7 +240,7 @@ class CachedModel:
         mask: Any,
         positions: torch.Tensor,
         keep: int | torch.Tensor,
-        with_hidden: bool = False,
+        with_hidden: bool | tuple[int, ...] = False,
     ) -> Fed:
         """One call of the model, which may return logits beyond `keep`, a number of last places or an index."""
         arguments: dict[str, Any] = {
@@ -258,6 +259,9 @@ class CachedModel:
         arguments = source.arguments(arguments, self.cache_name)
         noted = source.cache.reading() if isinstance(source.cache, RecurrentCache) else nullcontext()
         with torch.inference_mode() if self.inference_mode else torch.no_grad(), noted:
+            if isinstance(with_hidden, tuple):
+                output, hidden = call_for_states(self.model, arguments, with_hidden)
+                return Fed(output.logits, hidden)
             output, hidden = call_for_hidden(self.model, arguments) if with_hidden else (self.model(**arguments), None)
         return Fed(output.logits, hidden)
 

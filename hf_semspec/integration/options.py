@@ -9,7 +9,7 @@ from ..common.fields import bad_value, shown
 from ..common.warn_once import warn_once
 from ..common.wrappers import forward_parameters, prompt_adapter
 from ..drafts.choose import asks_for_model
-from ..drafts.kinds import STOCK_CALLS, other_kind
+from ..drafts.kinds import STOCK_CALLS, check_head, other_kind
 from ..drafts.other_tokenizer import shared_tokens
 from ..drafts.static import check_static
 from ..drafts.vocabulary import check_vocabularies, vocabulary_size
@@ -95,6 +95,7 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
             "begin with different ones: lower it"
         )
     if draft is not None:
+        check_head(draft, model, scheme)
         _check_tokenizers(model, draft, scheme, mode_kwargs)
         profile = getattr(getattr(scheme, "revise_with", None) or scheme, "cost_profile", None)
         if profile is not None:

@@ -1,0 +1,1 @@
+"""EAGLE-3 heads: drafts that read the target's hidden states (arXiv 2503.01840)."""
