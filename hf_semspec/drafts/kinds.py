@@ -63,14 +63,14 @@ def check_head(draft: Any, model: Any, scheme: Any) -> None:
         return
     if scheme.name not in ("lossless", "easd"):
         raise ValueError(
-            f"the scheme {scheme.name!r} lets its draft write by itself, and an EAGLE-3 head only follows the target's "
-            "hidden states: pass a small causal LM, or take lossless or easd"
+            f"the scheme {scheme.name!r} lets its draft write by itself, and an EAGLE-3 head only follows the "
+            "target's hidden states: pass a small causal LM, or take lossless or easd"
         )
     if getattr(scheme, "draft", "model") != "model" or getattr(scheme, "compile_draft", False):
         raise ValueError('an EAGLE-3 head drafts alone and uncompiled: leave out draft="ngram..." and compile_draft')
     shared = draft.get_input_embeddings()
     if not draft.config.own_embeddings and not any(shared is module for module in model.modules()):
-        raise ValueError("the EAGLE-3 head was loaded for another model: load_draft(folder, target=model) with this one")
+        raise ValueError("the EAGLE-3 head was loaded for another model: load it with target=model")
     if draft.config.vocab_size != model.config.get_text_config().vocab_size:
         raise ValueError("the EAGLE-3 head was made for another vocabulary: load it with target=model")
 

@@ -18,6 +18,9 @@ from .mixers import RECURRENT, mixers_of
 from .recurrent import RecurrentCache
 from .sources import Source
 
+# Hidden states of a forward: none, those of the last layer, or those named, see `hooks.call_for_states`.
+Wanted = bool | tuple[int, ...]
+
 
 class Fed(NamedTuple):
     """What a forward gave.
@@ -85,7 +88,7 @@ class CachedModel:
         """
         return self.forward(ids, ends, keep).logits
 
-    def forward(self, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool | tuple[int, ...] = False) -> Fed:
+    def forward(self, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: Wanted = False) -> Fed:
         """As [`CachedModel.feed`], with the last hidden states if they are wanted, or those named."""
         if self.source.positions == "counted" and not _in_step(ends, ids.shape[1]):
             return self._feed_in_parts(ids, ends, keep, [min(ids.shape[1], end) for end in ends], with_hidden)
@@ -97,7 +100,12 @@ class CachedModel:
         return self._feed(self.source, ids, ends, keep, with_hidden)
 
     def _feed(
-        self, source: Source, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool | tuple[int, ...] = False
+        self,
+        source: Source,
+        ids: torch.Tensor,
+        ends: Sequence[int],
+        keep: int,
+        with_hidden: Wanted = False,
     ) -> Fed:
         """As `forward`, for rows of which `source` has the cache."""
         width, low, high = ids.shape[1], min(ends), max(ends)
@@ -117,7 +125,12 @@ class CachedModel:
         return Fed(logits if logits.shape[1] == keep else logits[:, -keep:], hidden)
 
     def _feed_in_parts(
-        self, ids: torch.Tensor, ends: Sequence[int], keep: int, widths: Sequence[int], with_hidden: bool | tuple[int, ...]
+        self,
+        ids: torch.Tensor,
+        ends: Sequence[int],
+        keep: int,
+        widths: Sequence[int],
+        with_hidden: Wanted,
     ) -> Fed:
         """A forward for each length and width of a row's block, for a model that counts what the cache holds, or whose
         states cannot all be put back to one width."""
@@ -220,7 +233,7 @@ class CachedModel:
         mask: Any,
         positions: torch.Tensor,
         keep: int | torch.Tensor,
-        with_hidden: bool | tuple[int, ...] = False,
+        with_hidden: Wanted = False,
     ) -> Fed:
         """One counted call of the model, see `_call`."""
         began = time.perf_counter()
@@ -240,7 +253,7 @@ class CachedModel:
         mask: Any,
         positions: torch.Tensor,
         keep: int | torch.Tensor,
-        with_hidden: bool | tuple[int, ...] = False,
+        with_hidden: Wanted = False,
     ) -> Fed:
         """One call of the model, which may return logits beyond `keep`, a number of last places or an index."""
         arguments: dict[str, Any] = {
@@ -259,10 +272,12 @@ class CachedModel:
         arguments = source.arguments(arguments, self.cache_name)
         noted = source.cache.reading() if isinstance(source.cache, RecurrentCache) else nullcontext()
         with torch.inference_mode() if self.inference_mode else torch.no_grad(), noted:
+            if not with_hidden:
+                return Fed(self.model(**arguments).logits, None)
             if isinstance(with_hidden, tuple):
                 output, hidden = call_for_states(self.model, arguments, with_hidden)
-                return Fed(output.logits, hidden)
-            output, hidden = call_for_hidden(self.model, arguments) if with_hidden else (self.model(**arguments), None)
+            else:
+                output, hidden = call_for_hidden(self.model, arguments)
         return Fed(output.logits, hidden)
 
     def _columns(self, ends: Sequence[int], width: int, uniform: bool) -> torch.Tensor:

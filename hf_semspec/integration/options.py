@@ -61,6 +61,7 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         if value is not None and not callable(value):
             raise ValueError(f"{option} must be a loaded tokenizer, as AutoTokenizer makes it, but is {shown(value)}")
     _check_presence(scheme, draft, mode_kwargs)
+    check_head(draft, model, scheme)
     check_encoders(model, draft, scheme)
     for option, off in _REFUSED.items():
         value = getattr(config, option, None)
@@ -95,7 +96,6 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
             "begin with different ones: lower it"
         )
     if draft is not None:
-        check_head(draft, model, scheme)
         _check_tokenizers(model, draft, scheme, mode_kwargs)
         profile = getattr(getattr(scheme, "revise_with", None) or scheme, "cost_profile", None)
         if profile is not None:

@@ -64,7 +64,14 @@ class HeadGenerator(ChainGenerator):
     """
 
     def __init__(
-        self, head: EagleHead, vocabulary: int, *args: Any, batch: int, max_length: int, device: torch.device, **kw: Any
+        self,
+        head: EagleHead,
+        vocabulary: int,
+        *args: Any,
+        batch: int,
+        max_length: int,
+        device: torch.device,
+        **kw: Any,
     ) -> None:
         decoder = HeadDecoder(head, vocabulary, device, batch, max_length - 2)
         kw |= {"batch": batch, "max_length": max_length, "device": device, "decoder": decoder}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,10 @@ def load_head(
     head = EagleHead(config, model.get_input_embeddings())
     _fill(source, head, state)
     ids = head.ids()
-    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size or len(ids.unique()) < len(ids)):
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size or len(set(ids.tolist())) < len(ids)):
         raise ValueError(
-            f"The head {source} maps its vocabulary (d2t) to ids that the target does not have, or twice to one: it was "
-            "made for another target."
+            f"The head {source} maps its vocabulary (d2t) to ids that the target does not have, or twice to one: it "
+            "was made for another target."
         )
     head.to(device=device or model.lm_head.weight.device if hasattr(model, "lm_head") else device or model.device)
     head.to(dtype=dtype or model.dtype)
@@ -103,7 +104,7 @@ def _read(source: Any, options: dict[str, Any]) -> dict[str, torch.Tensor]:
         if path.endswith(".safetensors"):
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, Exception) as error:
+    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(f"The head's weights {path} cannot be read ({error}): the file is damaged.") from error
     return dict(state)
 
@@ -138,21 +139,21 @@ def _config(source: Any, entries: dict[str, Any], state: Any, model: PreTrainedM
     layer_ids = [int(index) for index in layer_ids]
     if min(layer_ids) < 0 or max(layer_ids) > count:
         raise ValueError(
-            f"The head {source} reads the target's hidden states {layer_ids}, and the target has {count} layers: it was "
-            "made for another target."
+            f"The head {source} reads the target's hidden states {layer_ids}, and the target has {count} layers: it "
+            "was made for another target."
         )
     for name, own in (("vocab_size", text.vocab_size), ("target_hidden_size", text.hidden_size)):
         value = entries.get(name) or shapes.get(name)
         if value is not None and int(value) != int(own):
             raise ValueError(
-                f"The head {source} was made for a target with {name} {value}, and this one's is {own}: pass the target "
-                "that it was trained for."
+                f"The head {source} was made for a target with {name} {value}, and this one's is {own}: pass the "
+                "target that it was trained for."
             )
     embeds = "embed_tokens.weight" in state
     if not embeds and int(shapes.get("hidden_size", text.hidden_size)) != int(text.hidden_size):
         raise ValueError(
-            f"The head {source} is of size {shapes['hidden_size']} and has no embeddings of its own, and the target's are "
-            f"of size {text.hidden_size}: pass the target that it was trained for."
+            f"The head {source} is of size {shapes['hidden_size']} and has no embeddings of its own, and the target's "
+            f"are of size {text.hidden_size}: pass the target that it was trained for."
         )
     head_size = state["lm_head.weight"].shape[0] if "lm_head.weight" in state else text.vocab_size
     own = {name: bool(said.get(name) or False) for name in _FLAGS}
@@ -174,7 +175,7 @@ def _config(source: Any, entries: dict[str, Any], state: Any, model: PreTrainedM
 
 def _fill(source: Any, head: EagleHead, state: dict[str, torch.Tensor]) -> None:
     """Load `state` into `head`: every weight once, in its shape."""
-    wanted = {name: value for name, value in head.state_dict().items()}
+    wanted = head.state_dict()
     if "d2t" not in state and head.config.draft_vocab_size == head.config.vocab_size:
         state = {**state, "d2t": torch.zeros(head.config.vocab_size, dtype=torch.long)}
     given = {name: value for name, value in state.items() if name not in ("t2d", "verifier_lm_head.weight")}
@@ -186,8 +187,8 @@ def _fill(source: Any, head: EagleHead, state: dict[str, torch.Tensor]) -> None:
     for name, value in wanted.items():
         if given[name].shape != value.shape:
             raise ValueError(
-                f"The head {source} has {name} of shape {tuple(given[name].shape)}, and its config and the target ask for "
-                f"{tuple(value.shape)}: the file is of another head or another target."
+                f"The head {source} has {name} of shape {tuple(given[name].shape)}, and its config and the target ask "
+                f"for {tuple(value.shape)}: the file is of another head or another target."
             )
     head.to(dtype=given["fc.weight"].dtype)
     head.load_state_dict(given)
@@ -242,4 +243,4 @@ def _agreement(head: EagleHead, model: nn.Module, texts: list[torch.Tensor], lay
         logits = head(ids[:, 1:].to(head.device), head.features(states[:, :-1])).logits
         guesses = head.ids()[logits.argmax(-1)]
         found.append((guesses == output.logits[:, 1:].argmax(-1).to(guesses.device)).float().mean().item())
-    return sum(found) / len(found)
+    return float(sum(found) / len(found))

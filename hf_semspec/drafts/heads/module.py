@@ -25,8 +25,8 @@ class EagleConfig(LlamaConfig):
     Args:
         target_hidden_size (`int`): size of the target's hidden states.
         draft_vocab_size (`int`): ids that the head scores; `vocab_size` is the target's.
-        layer_ids (`list[int]`): the target's hidden states that it reads, k for `hidden_states[k]`: 0 is the embedding,
-            k the output of the k-th layer, before any final norm.
+        layer_ids (`list[int]`): the target's hidden states that it reads, k for `hidden_states[k]`: 0 is the
+            embedding, k the output of the k-th layer, before any final norm.
         norm_before_residual (`bool`): the residual is the normed feature, not the feature.
         norm_before_fc (`bool`): one norm over the joined states before `fc`.
         fc_norm (`bool`): a norm for each of the states before `fc`.
@@ -37,7 +37,7 @@ class EagleConfig(LlamaConfig):
     model_type = "semspec_eagle3"
 
     def __init__(self, **kwargs: Any) -> None:
-        own = {
+        own: dict[str, Any] = {
             "target_hidden_size": None,
             "draft_vocab_size": None,
             "layer_ids": [],
@@ -101,7 +101,7 @@ class _Layer(nn.Module):
 
 
 class EagleHead(PreTrainedModel):
-    """A head. In column c it reads the target's feature of token c and the embedding of token c+1, and scores token c+2.
+    """A head. In column c it reads the target's feature of token c and the embedding of token c+1, and scores c+2.
 
     Args:
         config: its shapes.

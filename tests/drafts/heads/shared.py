@@ -34,7 +34,7 @@ def weights(target: Any, draft_vocabulary: int = 97, seed: int = 0, scale: float
     return state
 
 
-def write(folder: Path, layout: str, state: dict[str, torch.Tensor], residual: bool | None = False, **more: Any) -> str:
+def write(folder: Path, layout: str, state: dict[str, torch.Tensor], residual: bool | None = False) -> str:
     """A checkpoint in `layout`; ids of SpecForge are those of layers, one less than those of hidden states."""
     shapes = {
         "hidden_size": SIZE,
@@ -64,7 +64,7 @@ def write(folder: Path, layout: str, state: dict[str, torch.Tensor], residual: b
     else:
         entries = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **shapes, **own}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(entries | more))
+    (folder / "config.json").write_text(json.dumps(entries))
     if layout == "safeailab":
         torch.save(state, folder / "pytorch_model.bin")
     else:
