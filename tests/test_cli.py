@@ -3,7 +3,9 @@
 import importlib.util
 import json
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +13,14 @@ import torch
 from hf_semspec import SemSpecConfig
 from hf_semspec.cli import command as cli
 from hf_semspec.cli import comparison
+from hf_semspec.cli import demo as cli_demo
 from hf_semspec.cli.comparison import PLAIN, Run
 from hf_semspec.tools import loading
 from hf_semspec.tools import models as demo
 from tests.models import tiny, tokenizer
+
+ROOT = Path(__file__).parent.parent
+LAB = ROOT / "examples" / "arithmetic_lab"
 
 
 def generate(folders, *extra):
@@ -152,7 +158,7 @@ class TestComparison:
         calls = []
         model.register_forward_hook(lambda *a: calls.append(1))
         run = Run(PLAIN)
-        config = cli._config("lossless", 7)
+        config = cli_demo._configs({}, 7)["lossless"]
         comparison.decode(run, model, torch.tensor([[5, 6, 7]]), comparison.plain_config(config))
         assert run.target_forwards == run.tokens == len(calls) == 7
         assert run.acceptance_rate is None
@@ -184,6 +190,36 @@ class TestDemo:
     def test_a_4_bit_draft_on_a_cpu_promises_no_speed(self, small_model, capsys):
         assert cli.main(["demo", "--draft", "nf4", "--limit", "1", "--max-new-tokens", "8"]) == 0
         assert "saves memory and target forwards, not seconds" in capsys.readouterr().out
+
+    def test_the_labs_pair_comes_first_and_its_answers_are_checked(self, small_model, capsys, monkeypatch):
+        monkeypatch.setattr(cli_demo, "LAB_PROBLEMS", 2)
+        threads = torch.get_num_threads()
+        assert cli.main(["demo", "--lab", str(LAB), "--max-new-tokens", "4"]) == 0
+        assert torch.get_num_threads() == threads
+        lab, _, real = capsys.readouterr().out.partition("2. A real model's text")
+        assert real
+        rows = {cells[0]: cells for cells in table_rows(lab)}
+        assert rows.keys() >= {"plain", "lossless", "easd", "parse", "smc", "semantic"}
+        assert rows["plain"][1:3] == ["2 of 2", ""]
+        assert rows["lossless"][1:3] == ["2 of 2", "2 of 2"]
+        assert int(rows["lossless"][3]) < int(rows["plain"][3])
+        assert "2 of 2 texts are plain" in lab
+
+    def test_a_folder_that_is_not_the_labs(self, capsys, tmp_path):
+        assert cli.main(["demo", "--lab", str(tmp_path)]) == 2
+        assert f"--lab {tmp_path}" in capsys.readouterr().err
+
+    def test_the_real_pair_loads_both_its_models(self, capsys, monkeypatch, tmp_path):
+        made = tiny(hidden=64, dtype=torch.bfloat16)
+        for name in ("1.5b", "0.5b"):
+            made.save_pretrained(tmp_path / f"qwen2.5-coder-{name}")
+            tokenizer(chat=True).save_pretrained(tmp_path / f"qwen2.5-coder-{name}")
+        monkeypatch.setattr(cli_demo, "located", lambda name: str(tmp_path / name))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert cli.main(["demo", "--pair", "qwen2.5-coder", "--max-new-tokens", "4"]) == 0
+        assert "Qwen2.5-Coder-0.5B-Instruct" in capsys.readouterr().out
+        assert cli.main(["demo", "--pair", "qwen2.5-coder", "--draft", "nf4"]) == 2
+        assert "--draft" in capsys.readouterr().err
 
     def test_an_unknown_draft_is_answered_by_the_kinds_there_are(self, small_model, capsys):
         assert cli.main(["demo", "--draft", "nf5"]) == 2
@@ -237,8 +273,17 @@ class TestDemo:
         assert demo.smollm2_folder() == folder
 
 
+def test_what_libraries_say_at_import_does_not_reach_the_terminal():
+    program = ROOT / "hf_semspec_cli.py"
+    done = subprocess.run([sys.executable, str(program), "models"], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert "qwen2.5-coder-1.5b" in done.stdout
+
+
 class TestParser:
-    @pytest.mark.parametrize("command", ["demo", "generate", "trace", "check", "bench", "eval", "export-recipe"])
+    @pytest.mark.parametrize(
+        "command", ["demo", "generate", "trace", "check", "bench", "eval", "models", "export-recipe"]
+    )
     def test_every_command_has_help(self, command, capsys):
         with pytest.raises(SystemExit) as done:
             cli.main([command, "--help"])
@@ -253,7 +298,7 @@ class TestParser:
     @pytest.mark.parametrize("number", ["0", "-3"])
     def test_counts_are_positive(self, number, capsys):
         with pytest.raises(SystemExit):
-            cli.main(["demo", "--limit", number])
+            cli.main(["generate", "--prompt", "hi", "--max-new-tokens", number])
         assert "at least 1" in capsys.readouterr().err
 
 

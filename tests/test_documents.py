@@ -20,6 +20,7 @@ from transformers import (
 import hf_semspec
 from examples.benchmarks import page as benchmarks
 from examples.benchmarks.marks import marks
+from examples.real_pair import page as real_pair
 from hf_semspec.cli import command as cli
 from hf_semspec.drafts import vocabulary
 from hf_semspec.integration import options as compatibility
@@ -110,6 +111,17 @@ def test_the_benchmark_page_is_what_its_results_say():
     begin, end = marks("measured")
     shown = text[text.index(begin) + len(begin) : text.index(end)]
     assert shown.strip() == benchmarks.markdown(DOCS / "bench")
+
+
+def test_the_real_pairs_pages_are_what_the_results_say():
+    """`python -m examples.real_pair.page` would change nothing."""
+    shown = {ROOT / "README.md": {"gains": real_pair.gains(DOCS / "results")}}
+    shown[DOCS / "real_pair.md"] = real_pair.sections(DOCS / "results", DOCS / "bench")
+    for page, sections in shown.items():
+        text = page.read_text(encoding="utf-8")
+        for name, found in sections.items():
+            begin, end = marks(name)
+            assert text[text.index(begin) + len(begin) : text.index(end)].strip() == found, (page.name, name)
 
 
 def test_the_architecture_page_has_the_marks_of_the_imports():

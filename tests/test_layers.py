@@ -26,7 +26,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SCHEMES = ("lossless", "easd", "parse", "smc", "semantic")
 # Tensors in, tensors out: no model, no cache, no config.
 PURE = ["engine.acceptance", "schemes.easd.agreement", "schemes.smc.weights", "schemes.parse.prefixes"]
-PURE += ["schemes.semantic.rules", "calibration.meanings", "schemes.lossless.block", "engine.gamma"]
+PURE += ["schemes.semantic.rules", "calibration.meanings", "schemes.lossless.block", "engine.costs", "engine.gamma"]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

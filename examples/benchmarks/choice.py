@@ -14,20 +14,23 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_semspec import LosslessConfig
+from hf_semspec import LosslessConfig, load_draft
 from hf_semspec.bench import SIZES, ControlledPair, Size, controlled_pair
 from hf_semspec.bench.command import quiet
 from hf_semspec.bench.results import with_interval, write_json
+from hf_semspec.bench.subject import PROMPTS
 from hf_semspec.evaluation.report import markdown_table
 from hf_semspec.evaluation.statistics import bootstrap
 from hf_semspec.tools.loading import encode
 from hf_semspec.tools.machine import describe
+from hf_semspec.tools.models import NAME, load_smollm2
 
 from . import ways
 from .marks import origin, write_between
@@ -35,6 +38,7 @@ from .timing import Contender, interleave, median_ratio
 
 FILE, MARK = "choice.json", "choice"
 COMMAND = "OMP_NUM_THREADS=1 python -m examples.benchmarks.choice --out docs/bench --page docs/benchmarks.md"
+SMALL, SMALLEST = SIZES["0.7M"], Size(layers=1, hidden=64, intermediate=64, heads=2)
 LAB = Path(__file__).parents[1] / "arithmetic_lab"
 Report = Callable[[str], None]
 
@@ -50,7 +54,9 @@ class Plan:
         lengths (`tuple[int, ...]`): the fixed γ.
         stock (`tuple[int, ...]`): those of transformers' assisted generation, at batch 1.
         repeats (`int`): timed turns.
-        temperatures (`tuple[float, ...]`), prompts, lab_tokens, lab_length (`int`): of the lab.
+        temperatures (`tuple[float, ...]`): of the lab.
+        layers (`int`): of SmolLM2 that draft for all of it; 0 leaves it out.
+        prompts, rule_tokens, rule_length (`int`): of the comparison of the two rules: how many, their new tokens, γ.
     """
 
     target: Size = SIZES["98M"]
@@ -62,16 +68,17 @@ class Plan:
     stock: tuple[int, ...] = (3, 5)
     repeats: int = 3
     temperatures: tuple[float, ...] = (0.7, 1.0)
-    prompts: int = 60
-    lab_tokens: int = 64
-    lab_length: int = 4
+    layers: int = 26
+    prompts: int = 40
+    rule_tokens: int = 64
+    rule_length: int = 4
 
 
 FULL = Plan()
 # Minutes become seconds; the numbers mean nothing.
 QUICK = Plan(
-    target=SIZES["0.7M"],
-    draft=Size(layers=1, hidden=64, intermediate=64, heads=2),
+    target=SMALL,
+    draft=SMALLEST,
     vocab=512,
     agreements=(0.7,),
     tokens={1: 12, 2: 8},
@@ -79,8 +86,9 @@ QUICK = Plan(
     stock=(3,),
     repeats=2,
     temperatures=(1.0,),
+    layers=0,
     prompts=3,
-    lab_tokens=12,
+    rule_tokens=12,
 )
 
 
@@ -95,7 +103,10 @@ def measure_cell(pair: ControlledPair, batch: int, plan: Plan, report: Report) -
     auto = ways.scheme("auto", model, draft, ids, tokens, LosslessConfig(num_draft_tokens="auto"))
     stock = [ways.stock_assisted(model, draft, ids, tokens, length) for length in plan.stock if batch == 1]
     contenders = [plain, *fixed.values(), auto, *stock]
-    interleave(contenders, plan.repeats, report=report)  # the turn that is dropped measures costs, too
+    for one in (plain, auto):  # which loads what all run, and measures costs
+        report(f"{one.name}: warm-up")
+        one.run()
+    interleave(contenders, plan.repeats, warmup=0, report=report)
     best = min(fixed.values(), key=lambda one: statistics.median(one.seconds))
     rows = {one.name: batch * tokens / statistics.median(one.seconds) for one in contenders}
     found: dict[str, Any] = {"tokens_per_second": rows, "seconds": {one.name: one.seconds for one in contenders}}
@@ -114,27 +125,50 @@ def _ratio(theirs: Contender, ours: Contender) -> dict[str, Any]:
     return {"value": median_ratio(theirs.seconds, ours.seconds), "interval": [min(turns), max(turns)]}
 
 
-def measure_lab(temperature: float, plan: Plan, report: Report) -> dict[str, Any]:
-    """Block over token verification on the lab's pair: tokens a target pass and speed, with bootstrap intervals."""
-    model, draft = (
-        AutoModelForCausalLM.from_pretrained(LAB / name, dtype=torch.float32).eval() for name in ("target", "draft")
-    )
-    tokenizer = AutoTokenizer.from_pretrained(LAB / "target")
-    lines = (LAB / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[: plan.prompts]
+def pairs_of(plan: Plan) -> dict[str, Callable[[], tuple[Any, Any, list[torch.Tensor], float]]]:
+    """By name, how target, draft, prompts and temperature of a comparison of the two rules are made."""
+
+    def lab(temperature: float) -> tuple[Any, Any, list[torch.Tensor], float]:
+        models = [
+            AutoModelForCausalLM.from_pretrained(LAB / name, dtype=torch.float32).eval()
+            for name in ("target", "draft")
+        ]
+        tokenizer = AutoTokenizer.from_pretrained(LAB / "target")
+        lines = (LAB / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[: plan.prompts]
+        return *models, [encode(tokenizer, json.loads(line)["prompt"]) for line in lines], temperature  # type: ignore
+
+    def controlled(agreement: float) -> tuple[Any, Any, list[torch.Tensor], float]:
+        pair = controlled_pair(agreement, target_size=SMALL, draft_size=SMALLEST, vocab=512)
+        return pair.model, pair.draft, list(pair.prompts(plan.prompts, 16).split(1)), 1.0
+
+    def smollm2(layers: int) -> tuple[Any, Any, list[torch.Tensor], float]:
+        model, tokenizer = load_smollm2()
+        prompts = [encode(tokenizer, text) for text in PROMPTS[: min(plan.prompts, 6)]]
+        return model, load_draft(model, layers=layers), prompts, 1.0
+
+    found: dict[str, Any] = {f"lab, temperature {one:g}": partial(lab, one) for one in plan.temperatures}
+    found["controlled, agreement 0.7"] = partial(controlled, 0.7)
+    if plan.layers:
+        found[f"{NAME}, drafted by {plan.layers} of its layers"] = partial(smollm2, plan.layers)
+    return found
+
+
+def measure_rules(name: str, plan: Plan, report: Report) -> dict[str, Any]:
+    """Block over token verification: tokens a target pass and speed, with bootstrap intervals over prompts."""
+    model, draft, prompts, temperature = pairs_of(plan)[name]()
     mode = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     counts: dict[str, list[list[float]]] = {"block": [], "token": []}
-    for number, line in enumerate(lines):
-        report(f"lab, temperature {temperature}, prompt {number + 1} of {len(lines)}")
-        ids = encode(tokenizer, json.loads(line)["prompt"])
+    for number, ids in enumerate(prompts):
+        report(f"{name}, prompt {number + 1} of {len(prompts)}")
         for rule, values in counts.items():
-            config = LosslessConfig(num_draft_tokens=plan.lab_length, verification=rule)  # type: ignore[arg-type]
-            way = ways.scheme(rule, model, draft, ids, plan.lab_tokens, config, mode)
+            config = LosslessConfig(num_draft_tokens=plan.rule_length, verification=rule)  # type: ignore[arg-type]
+            way = ways.scheme(rule, model, draft, ids, plan.rule_tokens, config, mode)
             torch.manual_seed(number)
             began = time.perf_counter()
             stats = way.run().stats
             values.append([stats.emitted, stats.target_forwards, time.perf_counter() - began])
     return {
-        "prompts": len(lines),
+        "prompts": len(prompts),
         "tokens_a_forward": {rule: _total(values, 0) / _total(values, 1) for rule, values in counts.items()},
         "tokens": _gain(counts, 1),
         "speed": _gain(counts, 2),
@@ -160,16 +194,12 @@ def run(plan: Plan, path: Path, command: str, report: Report, minutes: float | N
     """Measure what the result at `path` lacks, and write it after each cell; none is begun after `minutes`."""
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if not result:
-        result = {"meta": describe(command), "cells": {}, "lab": {}}
+        result = {"meta": describe(command), "cells": {}, "rules": {}}
     began = time.monotonic()
 
     def is_late() -> bool:
         return minutes is not None and time.monotonic() - began > 60 * minutes
 
-    for temperature in plan.temperatures:
-        if str(temperature) not in result["lab"] and not is_late():
-            result["lab"][str(temperature)] = measure_lab(temperature, plan, report)
-            write_json(path, result)
     for agreement in plan.agreements:
         names = {batch: f"agreement {agreement:g}, batch {batch}" for batch in plan.tokens}
         if is_late() or all(name in result["cells"] for name in names.values()):
@@ -180,6 +210,10 @@ def run(plan: Plan, path: Path, command: str, report: Report, minutes: float | N
             if name not in result["cells"] and not is_late():
                 result["cells"][name] = measure_cell(pair, batch, plan, report)
                 write_json(path, result)
+    for name in pairs_of(plan):
+        if name not in result["rules"] and not is_late():
+            result["rules"][name] = measure_rules(name, plan, report)
+            write_json(path, result)
     return result
 
 
@@ -206,7 +240,7 @@ def markdown(result: dict[str, Any] | None) -> str:
             "was off at the end. (!): another text than plain decoding's."
         )
         parts.append(f"{note}\n\n{markdown_table(header, rows)}")
-    if result["lab"]:
+    if result["rules"]:
         header = [
             "temperature",
             "prompts",
@@ -217,16 +251,16 @@ def markdown(result: dict[str, Any] | None) -> str:
         ]
         rows = [
             [
-                temperature,
+                name,
                 str(lab["prompts"]),
                 *(f"{lab['tokens_a_forward'][rule]:.2f}" for rule in ("token", "block")),
                 *(with_interval(lab[ratio]) for ratio in ("tokens", "speed")),
             ]
-            for temperature, lab in result["lab"].items()
+            for name, lab in result["rules"].items()
         ]
         note = (
-            "The arithmetic lab's pair, sampled from the whole law; ratios are means over prompts, with 95 % bootstrap "
-            "intervals."
+            "Sampled from the whole law; the controlled pairs are small ones, whose speed says little. Ratios are "
+            "means over prompts, with 95 % bootstrap intervals."
         )
         parts.append(f"{note}\n\n{markdown_table(header, rows)}")
     return "\n\n".join(parts)

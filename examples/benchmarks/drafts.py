@@ -26,6 +26,7 @@ from hf_semspec.evaluation.report import markdown_table
 from hf_semspec.tools.loading import encode
 from hf_semspec.tools.machine import describe
 from hf_semspec.tools.models import NAME, PROBLEMS, load_smollm2
+from hf_semspec.tools.wheels import located
 
 from .marks import origin, write_between
 
@@ -43,6 +44,13 @@ def self_drafts(model: PreTrainedModel) -> dict[str, Callable[[], PreTrainedMode
         number = max(1, round(share * layers))
         forms[f"layers={number} (of {layers})"] = {"layers": number}
     return {name: lambda form=form: load_draft(model, **form) for name, form in forms.items()}  # type: ignore[misc]
+
+
+def forms_of(name: str) -> dict[str, Callable[[], PreTrainedModel]]:
+    """How every form of the draft `name` is made: as it is stored, in float32, and under every quantization."""
+    forms: dict[str, dict[str, Any]] = {"as stored": {}, "dtype=torch.float32": {"dtype": torch.float32}}
+    forms |= {f'quantization="{kind}"': {"quantization": kind} for kind in MAKERS}
+    return {title: lambda form=form: load_draft(located(name), **form) for title, form in forms.items()}  # type: ignore[misc]
 
 
 def measure(
@@ -179,6 +187,7 @@ def main(argv: list[str] | None = None) -> int:
     """`python -m examples.benchmarks.drafts`."""
     parser = argparse.ArgumentParser(prog="python -m examples.benchmarks.drafts", description=__doc__)
     parser.add_argument("--lab", type=Path, metavar="DIR", help="also the pair of examples/arithmetic_lab, in DIR")
+    parser.add_argument("--pair", nargs=2, metavar="NAME", help="instead: this target, and this draft in every form")
     parser.add_argument("--max-new-tokens", type=int, default=48, metavar="N")
     parser.add_argument("--prompts", type=int, default=len(PROBLEMS), metavar="N", help="of each pair")
     parser.add_argument("--note", default="", help="a sentence on the machine, for the page")
@@ -210,8 +219,14 @@ def _run(arguments: argparse.Namespace, command: str) -> dict[str, Any]:
 
     result: dict[str, Any] = {"meta": describe(command), "note": arguments.note}
     length = arguments.max_new_tokens
-    model, tokenizer = load_smollm2()
     problems = PROBLEMS[: arguments.prompts]
+    if arguments.pair is not None:
+        name, small = arguments.pair
+        model = AutoModelForCausalLM.from_pretrained(located(name), dtype="auto").eval()
+        tokenizer = AutoTokenizer.from_pretrained(located(name))
+        result["pairs"] = [measure(f"{name}, {small}", model, tokenizer, forms_of(small), problems, length, report)]
+        return result
+    model, tokenizer = load_smollm2()
     result["pairs"] = [measure(NAME, model, tokenizer, self_drafts(model), problems, length, report)]
     if arguments.lab is not None:
         model, tokenizer, small, prompts = _lab(arguments.lab, arguments.prompts)

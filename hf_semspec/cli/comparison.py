@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,5 +162,27 @@ def comparison_table(runs: Sequence[Run]) -> Any:
             f"{run.tokens_per_second:.1f}",
             "" if run is plain else f"{run.tokens_per_second / plain.tokens_per_second:.2f}x",
             "" if run is plain else f"{same} of {len(plain.texts)}",
+        )
+    return table
+
+
+def checked_table(runs: Sequence[Run], right: Mapping[str, int]) -> Any:
+    """A `rich` table of runs whose answers were checked, `right` of each run's, and speed beside the plain one."""
+    from rich.table import Table
+
+    plain = next(run for run in runs if run.name == PLAIN)
+    table = Table("scheme")
+    for column in ("right\nanswers", "same text\nas plain", "target\nforwards", "tokens/s", "over\nplain"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for run in runs:
+        same = sum(a == b for a, b in zip(run.texts, plain.texts, strict=True))
+        total = len(run.texts)
+        table.add_row(
+            run.name,
+            f"{right[run.name]} of {total}",
+            "" if run is plain else f"{same} of {total}",
+            str(run.target_forwards),
+            f"{run.tokens_per_second:.0f}",
+            "" if run is plain else f"{run.tokens_per_second / plain.tokens_per_second:.1f}x",
         )
     return table

@@ -14,6 +14,7 @@ from ..engine.gamma import ChosenLength, FixedLength
 from ..engine.mapped_model import MappedModel
 from ..engine.misfits import report_choice, without_a_law
 from ..engine.model import context_of, warn_of_context
+from ..engine.prefixes import Prefixes
 from ..engine.processors import BROKEN, CallRandomness, Processors, faults
 from ..engine.sources import Source
 from ..engine.timing import RoundClock
@@ -127,6 +128,7 @@ class ChainGenerator(Drafter, CandidateGenerator):
         if expand:
             ids = ids[:: self.chains]
         drafted, laws, peaks = [], [], []
+        texts = Prefixes(canvas, live) if self.processors.wants_text else None
         for t in range(num_tokens):
             # A row without room goes along in the last column: what it gets is not valid.
             ends = [min(length + t, self.context) for length in lengths for _ in range(1 if expand else self.chains)]
@@ -138,10 +140,13 @@ class ChainGenerator(Drafter, CandidateGenerator):
             scores = logits.view(len(live), self.chains, -1)
             if self.processors.processors:
                 widths = [width + t for width in canvas.widths(live)]
-                scores = self.processors(scores.unsqueeze(2), canvas.shown, live, widths).squeeze(2)
+                asked = None if texts is None else texts.only([count > t for count in counts])
+                scores = self.processors(scores.unsqueeze(2), canvas.shown, live, widths, asked).squeeze(2)
             tokens, peak, log_q = self._pick(scores, first=t == 0)
             if self.processors.processors:
                 canvas.write(live, t, tokens.unsqueeze(-1))
+            if texts is not None:
+                texts.grow(tokens, scores)
             ids = tokens.reshape(-1, 1)
             drafted.append(tokens)
             peaks.append(peak)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .heads.module import EagleHead
+from .heads import is_head
 
 _STOCK = "transformers drafts with it itself: generate(..., {arguments}, semspec=None)"
 _LOADED = "load_draft(folder, target=model) makes a draft of it that lossless and easd take"
@@ -46,7 +46,7 @@ STOCK_CALLS = {
 
 def other_kind(draft: Any) -> str | None:
     """What `draft` is and the call that works, if it drafts by other means than a causal LM's own law."""
-    kind = None if isinstance(draft, EagleHead) else _kind(draft)
+    kind = None if is_head(draft) else _kind(draft)
     if kind is None:
         return None
     what, way_out = _KINDS[kind]
@@ -59,7 +59,7 @@ def check_head(draft: Any, model: Any, scheme: Any) -> None:
     Raises:
         ValueError: names the option and the way out.
     """
-    if not isinstance(draft, EagleHead):
+    if not is_head(draft):
         return
     if scheme.name not in ("lossless", "easd"):
         raise ValueError(

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..common.wrappers import inner_model
 from .copies import first_layers, merged_state
-from .heads.load import head_entries, load_head
 from .quantizations import MAKERS, check_quantization, default_dtype, missing_reader, quantization_config, quantize
 from .weights import _storages
 
@@ -72,6 +71,8 @@ def load_draft(
     if quantization is not None:
         check_quantization(quantization, kwargs)
     if isinstance(source, (str, os.PathLike)):
+        from .heads.load import head_entries, load_head  # imports a model of transformers
+
         entries = None if "gguf_file" in kwargs else head_entries(source, kwargs)
         if entries is not None:
             if target is None:

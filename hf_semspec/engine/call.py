@@ -17,7 +17,8 @@ from .recorder import Recorder
 from .request import Request
 from .results import Columns, ReturnedRows, build_output
 from .returned_cache import build_cache
-from .stopping import SettledStream, StopRules
+from .row_states import at_most
+from .stopping import InOrder, SettledStream, StopRules
 from .tokens import Canvas
 
 
@@ -54,8 +55,13 @@ class CallState:
         self.keep_cache = (wanted and config.use_cache is not False) or inputs.fills_cache
         self.row_states: list[RowStates] = [[] for _ in range(batch)]
         self.hits: dict[int, int] = {}
+        self.canvas.eos_ids = self.rules.eos_ids
+        self.canvas.ended = self.hits
         self.rows_end_alone = self.rules.has_eos  # without EOS plain `generate` keeps all rows going until the last
+        self.late = not self.rows_end_alone or bool(self.rules.custom)  # what rows keep is known at the end only
         self.uncounted: list[tuple[int, int, int, int, int, str | None]] = []
+        self.substituted: list[tuple[int, int]] = []
+        self.order = InOrder(self.rules.custom, self.stream, width)
         self.stats = self.new_stats()
         self.stats.sampling = {name: getattr(config, name, None) for name in SAMPLING_SETTINGS}
         self.trace = Recorder(batch) if request.trace else None
@@ -117,19 +123,20 @@ class CallState:
             role: the model that writes, "draft" or "target"; the draft's cache counts the caller's ids alone.
             stats: what it counts in; new by default.
             own_text: write on a copy of the canvas, which this call never sees.
-            criteria: whether the caller's own criteria end rows; EOS and the length do in any case.
+            criteria: whether stop strings and `max_time` end rows; EOS and the length do in any case. Criteria of the
+                caller's own are never asked: what is written here may be dropped.
         """
         other = copy.copy(self)
         other.role = role
         other.offsets = self.offsets if role == "target" else [0] * self.batch
         other.canvas = copy.deepcopy(self.canvas) if own_text else self.canvas
-        other.rules = self.rules if criteria else self.rules.eos_only()
+        other.rules = self.rules.tentative(criteria)
         other.stream = SettledStream(None, 0)
         other.scores, other.logits = Columns(self.batch, False), Columns(self.batch, False)
         other.keep_cache = False
         other.row_states = [[] for _ in self.rows]
         other.hits = {}
-        other.rows_end_alone = True
+        other.rows_end_alone, other.late = True, False
         other.stats = stats or self.new_stats()
         other.trace = None
         return other
@@ -153,8 +160,42 @@ class CallState:
         self.scores.clear(row, start)
         self.logits.clear(row, start)
 
+    def ended(self, row: int) -> bool:
+        """Whether the row has ended for good: others may end it earlier still, but it gets no more tokens."""
+        return self.rows_end_alone and row in self.hits
+
+    def _judge(self) -> None:
+        """Let the caller's own criteria judge every width that all open rows have reached. A row that ran ahead of
+        the others, whether it has ended or not, is cut back to where they end it."""
+        generated, canvas = self.canvas.generated, self.canvas
+
+        def until() -> int:
+            if len(self.hits) == len(generated):
+                return min(max(self.hits.values()), max(generated) if self.rows_end_alone else min(generated))
+            return min(generated[row] for row in self.rows if not self.ended(row))
+
+        def stop(row: int, length: int) -> None:
+            if self.hits.get(row, length + 1) > length:
+                self.hits[row] = length
+                if self.rows_end_alone:
+                    self._cut(row, length)
+
+        scores = self.scores
+        self.order.advance(until, lambda at: canvas.shown[:, 0, :at], lambda count: scores.upto(count), stop)
+
+    def _cut(self, row: int, length: int) -> None:
+        """Drop what the row holds behind `length` new tokens."""
+        surplus = self.canvas.generated[row] - length
+        if surplus > 0:
+            self.clear(row, length, length + surplus)
+            self.canvas.hold(row, length)
+            self.stats.rows[row].cut += surplus
+            self.stats.rows[row].emitted -= surplus
+
     def settle(self, live: Sequence[int]) -> list[int]:
-        """Stream what is settled; returns the places in `live` of the rows that have ended."""
+        """Judge and stream what is settled; returns the places in `live` of the rows that have ended."""
+        if self.rules.custom:
+            self._judge()
         generated = self.canvas.generated
         final = max(self.hits.values()) if len(self.hits) == len(generated) else None
         if self.rows_end_alone:
@@ -169,14 +210,26 @@ class CallState:
         return leaving
 
     def count(self, row: int, kept: int, drafted: int, accepted: int, outcome: str | None) -> None:
-        """Count a round of which the row keeps `kept` tokens, see [`RowStats.count_round`], unless it keeps none;
-        where rows go on until the last one ends, once that is known. Call before the row holds its tokens."""
-        if not self.rows_end_alone:
+        """Count a round of which the row keeps `kept` tokens, see [`RowStats.count_round`], unless it keeps none, or
+        the `kept` tokens of an answer (outcome "kept"); where what stands is found out later, once that is known. Call
+        before the row holds its tokens."""
+        if self.late:
             self.uncounted.append((row, self.canvas.generated[row], kept, drafted, accepted, outcome))
+        elif outcome == "kept":
+            self.stats.rows[row].kept += kept
         elif drafted and kept:
             self.stats.rows[row].count_round(drafted, accepted, outcome, kept)
         else:
             self.stats.rows[row].plain += kept
+
+    def substitute(self, row: int, ids: Sequence[int], vocabulary: int) -> None:
+        """Count the `ids`, which the row is about to hold, that a draft of `vocabulary` has no embedding for."""
+        start = self.canvas.generated[row]
+        found = [(row, start + t) for t, token in enumerate(ids) if token >= vocabulary]
+        if self.late:
+            self.substituted += found
+        else:
+            self.stats.substituted_tokens += len(found)
 
     def all_rows(self) -> ReturnedRows:
         """Every row of the call, without what stands behind the longest one's end."""
@@ -186,10 +239,12 @@ class CallState:
             self.canvas.hold(row, count - surplus)
             self.stats.rows[row].cut += surplus
             self.stats.rows[row].emitted -= surplus
-        self.rows_end_alone = True
+        self.late = False
         for row, start, kept, drafted, accepted, outcome in self.uncounted:
             self.count(row, max(min(kept, generated[row] - start), 0), drafted, accepted, outcome)
-        return ReturnedRows(self.rows, [0] * self.batch, generated, self.row_states, self.scores, self.logits)
+        self.stats.substituted_tokens += sum(column < generated[row] for row, column in self.substituted)
+        states = [at_most(one, length) for one, length in zip(self.row_states, self.lengths(self.rows), strict=True)]
+        return ReturnedRows(self.rows, [0] * self.batch, generated, states, self.scores, self.logits)
 
     def output(
         self, target: CachedModel, draft: CachedModel | None, returned: ReturnedRows | None = None
@@ -205,6 +260,9 @@ class CallState:
         sequences = self.canvas.shown[places, list(returned.chains), : self.canvas.prompt_width + width].to(
             self.request.input_ids.device
         )
+        if self.rules.custom:  # a particle's own text may go on
+            for row, length in zip(sequences, lengths, strict=True):
+                row[self.canvas.prompt_width + length :] = self.canvas.pad
         self.stream.advance(sequences, sequences.shape[1])
         self.stream.end()
         cache = caller = self.inputs.cache if self.keep_cache else None

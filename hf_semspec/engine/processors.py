@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers.generation import logits_process
 
+from .prefixes import Prefixes, asks_for_text
+
 # Warpers that look at the scores alone: they may be applied to all positions of a block at once.
 _HISTORYLESS_NAMES = (
     "TemperatureLogitsWarper",
@@ -102,9 +104,15 @@ class Processors:
 
     def __init__(self, processors: Sequence[Any]) -> None:
         self.processors = list(processors)
+        self.wants_text = any(asks_for_text(processor) for processor in self.processors)
 
     def __call__(
-        self, scores: torch.Tensor, shown: torch.Tensor, live: Sequence[int], lengths: Sequence[int]
+        self,
+        scores: torch.Tensor,
+        shown: torch.Tensor,
+        live: Sequence[int],
+        lengths: Sequence[int],
+        prefixes: Prefixes | None = None,
     ) -> torch.Tensor:
         """Process `scores` (rows, chains, positions, vocabulary), which may be overwritten.
 
@@ -112,7 +120,10 @@ class Processors:
             shown: (batch, chains, >= longest history) ids in the caller's rows and layout.
             live: for each row of `scores`, its row in `shown`.
             lengths: for each row, the columns of `shown` that precede its first position.
+            prefixes: which of these texts are real, needed where the processors `wants_text`; all by default.
         """
+        if prefixes is not None:
+            return prefixes.ask([(p, type(p) in HISTORYLESS) for p in self.processors], scores, shown, live, lengths)
         for processor in self.processors:
             if type(processor) in HISTORYLESS:
                 flat = scores.reshape(-1, scores.shape[-1])
@@ -122,21 +133,14 @@ class Processors:
         return scores
 
     def copies(self) -> "Processors":
-        """Copies for the draft side, so that no processor sees the calls of both.
-
-        Raises:
-            ValueError: a processor cannot be copied.
-        """
+        """Copies for the draft side, so that no processor sees the calls of both; one that cannot be copied and has
+        passed [`stateful.check_processors`] is a function of what it is shown, and serves both."""
         copied = []
         for processor in self.processors:
             try:
                 copied.append(copy.deepcopy(processor))
-            except Exception as error:
-                raise ValueError(
-                    f"logits_processor {type(processor).__name__} cannot be copied ({error}), and the draft needs its "
-                    "own: give it a __deepcopy__, or decode plainly with generate(..., semspec=None) and without "
-                    "assistant_model"
-                ) from error
+            except Exception:
+                copied.append(processor)
         return Processors(copied)
 
     @staticmethod
@@ -180,17 +184,23 @@ class BlockProcessors(Processors):
         self.rows = rows
 
     def __call__(
-        self, scores: torch.Tensor, shown: torch.Tensor, live: Sequence[int], lengths: Sequence[int]
+        self,
+        scores: torch.Tensor,
+        shown: torch.Tensor,
+        live: Sequence[int],
+        lengths: Sequence[int],
+        prefixes: Prefixes | None = None,
     ) -> torch.Tensor:
         """Process `scores` (prompts, particles, positions, vocabulary); see [`Processors`]."""
         if self.rows == 1 or all(type(processor) in HISTORYLESS for processor in self.processors):
-            return super().__call__(scores, shown, live, lengths)
+            return super().__call__(scores, shown, live, lengths, prefixes)
         k, particles = self.rows, scores.shape[1]
         processed = super().__call__(
             in_blocks(scores, k),
             in_blocks(shown, k),
             [row * k + i for row in live for i in range(k)],
             [length for length in lengths for _ in range(k)],
+            None if prefixes is None else prefixes.in_blocks(k, in_blocks(prefixes.ids, k)),
         )
         return from_blocks(processed, k)[:, :particles]
 

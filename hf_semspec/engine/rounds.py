@@ -13,6 +13,7 @@ from .draft import Draft, Drafter
 from .misfits import check_laws, warn_of_low_acceptance
 from .model import CachedModel, Fed
 from .outputs import DecodingStats
+from .prefixes import Prefixes
 from .processors import BROKEN, MASKED, Processors, faults
 from .request import Block, Decided
 from .results import ReturnedRows
@@ -123,7 +124,10 @@ class Speculation:
         call, width = self.call, fed.logits.shape[1]
         raw = fed.logits.to(device=call.device, dtype=torch.float32).view(len(self.live), self.chains, width, -1)
         kept = raw.clone() if call.logits.wanted else None
-        scores = self.processors(raw, call.canvas.shown, self.live, call.canvas.widths(self.live))
+        texts = None
+        if self.processors.wants_text:
+            texts = Prefixes(call.canvas, self.live, *(() if draft is None else (draft.ids, draft.valid)))
+        scores = self.processors(raw, call.canvas.shown, self.live, call.canvas.widths(self.live), texts)
         # The index of the maximum costs several times the maximum.
         peak, choices = (scores.amax(dim=-1), None) if call.sampling else scores.max(dim=-1)
         log_p = functional.log_softmax(scores, dim=-1) if self.with_laws else None
@@ -181,8 +185,7 @@ class Speculation:
             decided.tokens,
             live,
             canvas.widths(live),
-            lambda at: canvas.shown[:, 0, :at].clone(),
-            lambda at: call.scores.upto(at - canvas.prompt_width),
+            lambda at: canvas.shown[:, 0, :at],
         )
         kept = []
         for row, start, count, end in zip(live, starts, counts, ends, strict=True):
@@ -205,10 +208,10 @@ class Speculation:
                 call.clear(row, starts[i] + kept[i], starts[i] + len(ids))
             elif decided.outcomes[i] == RESAMPLED:
                 self.resampled.append((row, starts[i] + kept[i] - 1))
+            call.substitute(row, ids[: kept[i]], self.drafter.own_vocabulary)
             canvas.hold(row, starts[i] + kept[i])
             call.stats.rows[row].cut += len(ids) - kept[i]
             call.stats.rows[row].emitted += kept[i]
-            call.stats.substituted_tokens += sum(token >= self.drafter.own_vocabulary for token in ids[: kept[i]])
             self.drafter.learn(row, ids[: kept[i]])
         self._align(decided.chains, block.scores.shape[2] - 1)
         self.target.settle([length - 1 for length in call.lengths(live) for _ in range(self.chains)])
@@ -255,6 +258,7 @@ class Speculation:
             row in self.masked or self.pause(row, ids) or generated[row] >= self.limits[row]
             for row, ids in zip(self.live, news, strict=True)
         ]
+        lengths = self.call.lengths(self.live)  # before a verdict of the caller's criteria cuts them
         leaving = self.call.settle(self.live)
         paused = [i for i, pauses in enumerate(pausing) if pauses and i not in leaving]
         self.paused += [self.live[i] for i in paused]
@@ -263,13 +267,12 @@ class Speculation:
         staying = [i for i in range(len(self.live)) if i not in leaving and i not in paused]
         if self.keep_states:
             for i in sorted(leaving + paused):
-                row, length = self.live[i], self.call.lengths(self.live)[i]
-                self.target_states[row] = self.target.cache.rows(i * self.chains, length - 1)
+                row = self.live[i]
+                self.target_states[row] = self.target.cache.rows(i * self.chains, lengths[i] - 1)
                 self.draft_states[row] = self.drafter.states(i)
         if self.call.keep_cache:
-            for i in leaving:
-                row = self.live[i]
-                self.call.keep(row, self.target.cache.rows(i * self.chains, self.call.lengths([row])[0] - 1))
+            for i in leaving + paused if self.call.rules.custom else leaving:  # they may end one that pauses
+                self.call.keep(self.live[i], self.target.cache.rows(i * self.chains, lengths[i] - 1))
         self.keep(staying)
 
     def keep(self, staying: list[int]) -> None:

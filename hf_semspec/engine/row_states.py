@@ -35,6 +35,11 @@ def held(states: RowStates) -> int:
     return next((keys.shape[1] for keys, _ in filter(None, states)), 0)
 
 
+def at_most(states: RowStates, length: int) -> RowStates:
+    """What a row's states hold of its first `length` tokens, see `cut`."""
+    return states if held(states) <= length else cut(states, length)
+
+
 def cut(states: RowStates, length: int) -> RowStates:
     """The first `length` tokens of a row's states; fewer where a recurrent layer has read more."""
     if not isinstance(states, RecurrentRow):

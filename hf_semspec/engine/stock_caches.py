@@ -78,6 +78,11 @@ def new_dynamic_cache(model: Any) -> DynamicCache:
     return DynamicCache(config=text_config(model))
 
 
+def made_up_cache(length: int, device: torch.device) -> DynamicCache:
+    """A cache of one layer that holds `length` tokens of nothing, for whoever only asks how long it is."""
+    return crossed_cache([(torch.zeros((1, 1, length, 1), device=device),) * 2] if length else [])
+
+
 def given_cache(model_kwargs: dict[str, Any]) -> Cache | None:
     """The cache among `generate`'s keyword arguments: the caller's, or an empty one that `generate` made.
 

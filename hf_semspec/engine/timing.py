@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from .gamma import CostTable
+from .costs import CostTable
 
 _tables: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, CostTable]]] = WeakKeyDictionary()
 
@@ -24,7 +24,7 @@ def pair_of(target: Any, draft: Any) -> dict[str, Any]:
     """What tells a pair from others, JSON-safe, target and draft: number of parameters, dtype, kind of device."""
     models = target, draft
     return {
-        "parameters": [sum(weight.numel() for weight in model.parameters()) for model in models],
+        "parameters": [sum(weight.numel() for weight in getattr(model, "parameters", tuple)()) for model in models],
         "dtype": [str(model.dtype).removeprefix("torch.") for model in models],
         "device": [model.device.type for model in models],
     }

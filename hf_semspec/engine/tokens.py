@@ -1,6 +1,6 @@
 """The token ids of a call: as plain `generate` would show them, and as the models read them."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 
@@ -19,6 +19,9 @@ class Canvas:
         room (`int`): new tokens to make space for at first.
         vocabulary (`int`): how many ids the target has. A pad id that is none of them is shown, but never read:
             `filler` takes its place.
+
+    What processors may be asked about follows from `eos_ids`, the rows that have `ended`, and `idle`, (batch, chains)
+    bool: which chains' text has ended or is none, `None` for no chain's.
     """
 
     def __init__(
@@ -34,6 +37,9 @@ class Canvas:
         self.pad = pad
         self.filler = pad if 0 <= pad < vocabulary else 0
         self.generated = [0] * batch
+        self.eos_ids: set[int] = set()
+        self.ended: Container[int] = ()
+        self.idle: torch.Tensor | None = None
         self.shown = self._filled(input_ids, chains, room)
         self.prompt_lengths = [self.prompt_width] * batch
         self._read = self.shown

@@ -18,6 +18,7 @@ from ..engine.encoders import PLAINLY, check_encoders, decodes_encoded
 from ..engine.mixers import RECURRENT, STATELESS, has_recurrent_layers
 from ..engine.model import takes_masks
 from ..engine.timing import check_pair
+from .preparation import check_preparation
 
 # option -> the values that mean it is off; the last one, passed by the caller, beats what anybody else set
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -100,6 +101,9 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         profile = getattr(getattr(scheme, "revise_with", None) or scheme, "cost_profile", None)
         if profile is not None:
             check_pair(profile, model, draft)
+    for role, one in (("target", model), ("draft", draft)):
+        if one is not None:
+            check_preparation(role, one)
     _warn_of_ignored(config)
 
 

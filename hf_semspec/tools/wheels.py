@@ -168,6 +168,7 @@ def _progress(name: str, steps: int) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True)) as bar:
+    # The stream as it is now: while weights are unpacked, standard error leads nowhere.
+    with Progress(console=Console(file=sys.stderr), redirect_stderr=False) as bar:
         task = bar.add_task(name, total=steps + 1)
         yield lambda message, done: bar.update(task, description=message, completed=done)

@@ -265,11 +265,10 @@ def test_ui18_a_flag_from_another_thread_ends_within_a_block(kind: str) -> None:
     thread = threading.Thread(target=lambda: (flag.third.wait(5), flag.pressed.set()))
     thread.start()
     call = {"stopping_criteria": StoppingCriteriaList([flag])}
-    output = assisted(target, draft, inputs, kind, num_draft_tokens=GAMMA, call=call, max_new_tokens=200)
+    most = 40 if kind == "parse" else 200  # its draft writes a whole answer before anything is settled
+    output = assisted(target, draft, inputs, kind, num_draft_tokens=GAMMA, call=call, max_new_tokens=most)
     thread.join()
-    # Three particles of one prompt are three calls, of the one row that generate prepared; under parse the first True
-    # ends the draft's answer, the second the target's own text.
-    assert flag.after == {"smc": 3, "parse": 2}.get(kind, 1), "the first True ends the row"
+    assert flag.after == 1, "the first True ends the row"
     assert output.shape[1] < 5 + 4 * (GAMMA + 1)
 
 

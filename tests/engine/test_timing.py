@@ -1,5 +1,6 @@
 """`num_draft_tokens="auto"` in whole calls: rounds without drafts, measured and given costs, what is said and kept."""
 
+import contextlib
 import gc
 import itertools
 import weakref
@@ -10,6 +11,7 @@ import torch
 
 from hf_semspec import SemSpecConfig
 from hf_semspec.engine import timing
+from hf_semspec.engine.costs import CostTable
 from hf_semspec.engine.gamma import CHOICES, ChosenLength
 from hf_semspec.engine.timing import costs_of, pair_of
 from tests.drafts.shared import looked_up
@@ -194,3 +196,58 @@ def test_ranks_take_the_choice_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> Non
     assert max(spy.widths[1:]) == 3
     monkeypatch.undo()
     assert torch.equal(output, plain(target, inputs, max_new_tokens=12))
+
+
+class TestClock:
+    @pytest.fixture
+    def now(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """The time, for a test to set."""
+        time = [0.0]
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: time[0])
+        return time
+
+    def test_the_drafting_is_taken_out_of_a_round(self, now: list[float]) -> None:
+        table = CostTable()
+        clock = timing.RoundClock(table, torch.device("cpu"))
+        clock.stop()  # no round was begun
+        for forwards, rest in ((3, 2.0), (0, 4.0)):
+            clock.start(2, 4)
+            now[0] += 6.0
+            clock.drafted(forwards)
+            now[0] += rest
+            clock.stop()
+        clock.start(2, 1)
+        now[0] += 1.0
+        clock.stop()
+        assert table.passes == {(2, 4): (2.0, 4.0), (2, 1): (1.0,)}
+        assert table.drafts == {2: (2.0,)}, "what had more to read is no common forward"
+
+    @pytest.mark.parametrize("done", [True, False])
+    def test_on_cuda_the_device_times_the_drafting_and_is_not_waited_for(
+        self, done: bool, now: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+                self.at = 0.0
+
+            def record(self) -> None:
+                self.at = 1e3 * device_time[0]
+
+            def query(self) -> bool:
+                return done
+
+            def elapsed_time(self, other: Any) -> float:
+                return float(other.at - self.at)
+
+        device_time = [0.0]
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+        table = CostTable()
+        clock = timing.RoundClock(table, torch.device("cuda"))
+        clock.start(1, 3)
+        now[0], device_time[0] = 0.001, 0.5  # queued at once, run later
+        clock.drafted(2)
+        now[0] = 2.5
+        clock.stop()
+        assert (table.passes, table.drafts) == (({(1, 3): (2.0,)}, {1: (0.25,)}) if done else ({}, {}))

@@ -16,6 +16,8 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
+from . import MODEL_TYPE
+
 
 class EagleConfig(LlamaConfig):
     """Shapes of a head.
@@ -34,7 +36,7 @@ class EagleConfig(LlamaConfig):
         own_embeddings (`bool`): the checkpoint brings its own token embeddings.
     """
 
-    model_type = "semspec_eagle3"
+    model_type = MODEL_TYPE
 
     def __init__(self, **kwargs: Any) -> None:
         own: dict[str, Any] = {

@@ -172,7 +172,7 @@ class EntropyTrace:
             at = 0
             for size, places in zip(sizes, self.places, strict=True):
                 for row, start in places:
-                    count = min(size, generated[row] - start)
+                    count = max(min(size, generated[row] - start), 0)
                     columns[row, :, start : start + count] = flat[:, at : at + count]
                     at += size
         return columns[:, 0], columns[:, 1]

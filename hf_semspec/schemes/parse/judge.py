@@ -12,6 +12,7 @@ from ...engine.call import CallState
 from ...engine.masks import Slots, packed_slots
 from ...engine.misfits import without_a_law
 from ...engine.model import CachedModel, context_of
+from ...engine.prefixes import Prefixes
 from ...engine.processors import Processors
 from ...engine.text import TokenTexts, find_tokenizer
 from .config import PARSEConfig
@@ -251,8 +252,22 @@ class Judge:
         news = [column - call.canvas.prompt_width for column in columns]
         call.logits.put(raw, live, news, counts)
         if call.scores.wanted:
-            scores = self.processors(raw.clone().unsqueeze(1), call.canvas.shown[:, :1], live, columns)
+            scores = self.processors(
+                raw.clone().unsqueeze(1), call.canvas.shown[:, :1], live, columns, self._texts(live, columns, counts)
+            )
             call.scores.put(scores.squeeze(1), live, news, counts)
+
+    def _texts(self, live: Sequence[int], columns: Sequence[int], counts: Sequence[int]) -> Prefixes | None:
+        """Which texts there are between the `columns` of answers of `counts` tokens."""
+        if not self.processors.wants_text:
+            return None
+        canvas, most = self.call.canvas, max(counts)
+        canvas.reserve(max(columns) + most)
+        answers = [canvas.shown[row, :1, column : column + most] for row, column in zip(live, columns, strict=True)]
+        there = (
+            torch.arange(1, most + 1, device=self.call.device) < torch.tensor(counts, device=self.call.device)[:, None]
+        )
+        return Prefixes(canvas, live, torch.stack(answers), there.unsqueeze(1))
 
 
 def confidence(logits: torch.Tensor, correct: Sequence[int], incorrect: Sequence[int]) -> torch.Tensor:

@@ -138,7 +138,7 @@ class TranslatingWriter(AnswerWriter):
         if not ids:
             return Answer(start, [], False, False)
         canvas.write([row], 0, torch.tensor([[ids]], device=call.device))
-        (end,) = rules.cut([ids], [row], [width], lambda at: canvas.shown[:, 0, :at].clone(), lambda at: None)
+        (end,) = rules.cut([ids], [row], [width], lambda at: canvas.shown[:, 0, :at])
         length = end or len(ids)
         call.clear(row, start + length, start + len(ids))
         canvas.hold(row, start + length)

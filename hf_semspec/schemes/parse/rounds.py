@@ -81,10 +81,11 @@ class Verification:
                 written = call.canvas.texts([row])[0][-answer.written :] if answer.written else []
                 call.trace.answer(row, answer.start, written, kept, accepted, verdict.lengths, verdict.confidences)
             call.clear(row, total, answer.start + answer.written)
+            call.canvas.hold(row, answer.start)
+            self._count(row, answer, verdict, kept, accepted)
             call.canvas.hold(row, total)
             if (kept == answer.written and answer.finished) or total == call.rules.room:
                 call.end(row, total)
-            self._count(row, answer, verdict, kept, accepted)
             self.writer.forget(row, call.canvas.lengths([row])[0])
         lengths = call.lengths(rows)
         leaving = call.settle(rows)
@@ -102,7 +103,7 @@ class Verification:
         stats.full_accepts += accepted
         stats.monotonicity_violations += monotonicity_violations(verdict.confidences, self.config.prefix_threshold)
         stats.rows[row].written += answer.written
-        stats.rows[row].kept += kept
+        self.call.count(row, kept, 0, 0, "kept")
         stats.rows[row].emitted += kept
 
     def revise(self, to_the_end: bool) -> None:
@@ -132,7 +133,7 @@ class Verification:
         canvas.set_chains(1)
         if drafter.decoder not in (None, self.writer.model):  # a draft that translates reads the text anew each time
             self.writer.model.count(drafter.decoder)
-        self.open_rows = sorted(state.paused)
+        self.open_rows = sorted(row for row in state.paused if not call.ended(row))
         if self.open_rows:
             self._take_over(state, drafter)
 

@@ -12,6 +12,7 @@ from ...engine.cache import RowStates, cut, held
 from ...engine.call import CallState
 from ...engine.draft import Draft
 from ...engine.model import CachedModel, Fed
+from ...engine.prefixes import Prefixes
 from ...engine.processors import Processors, faults
 from ...engine.request import Block, Decided
 from ...engine.rounds import Speculation
@@ -255,13 +256,17 @@ class Reader:
         self.call.canvas.reserve(max(self.call.canvas.widths(rows)) + most)
         ids = self.call.canvas.read(rows, 0, most)
         numbers = torch.tensor(counts, device=self.call.device).unsqueeze(1)
+        texts = None
+        if self.processors.wants_text:
+            valid = torch.arange(most, device=ids.device) < numbers
+            texts = Prefixes(self.call.canvas, rows, ids.unsqueeze(1), valid.unsqueeze(1))
         parts: dict[str, list[torch.Tensor]] = {}
         for at in range(0, most + 1, CHECK_TOKENS):
             size = min(most + 1 - at, CHECK_TOKENS)
             block = self.call.canvas.read(rows, back, size - 1) if at == 0 else ids[:, at - 1 : at - 1 + size]
             ends = [length + at + size - 1 for length in lengths]
             fed = self.target.forward(block, ends, size, self.with_features)
-            for name, value in self._part(rows, ids, numbers, fed, at).items():
+            for name, value in self._part(rows, ids, numbers, fed, at, texts).items():
                 parts.setdefault(name, []).append(value)
         last = parts["last"][0]
         for here, value in zip(parts["holds_last"][1:], parts["last"][1:], strict=True):
@@ -280,7 +285,7 @@ class Reader:
         )
 
     def _part(
-        self, rows: Sequence[int], ids: torch.Tensor, numbers: torch.Tensor, fed: Fed, at: int
+        self, rows: Sequence[int], ids: torch.Tensor, numbers: torch.Tensor, fed: Fed, at: int, texts: Prefixes | None
     ) -> dict[str, torch.Tensor]:
         """What the logits (rows, size, vocabulary) of the places from `at` on say: place t predicts the segment's
         token t, and the place behind its last token what follows it. Rows end at different places."""
@@ -288,7 +293,8 @@ class Reader:
         raw = fed.logits.to(device=call.device, dtype=torch.float32)
         found: dict[str, torch.Tensor] = {"logits": raw.clone()} if call.logits.wanted else {}
         widths = [width + at for width in call.canvas.widths(rows)]
-        scores = self.processors(raw.unsqueeze(1), call.canvas.shown, rows, widths).squeeze(1)
+        asked = None if texts is None else texts.at(at)
+        scores = self.processors(raw.unsqueeze(1), call.canvas.shown, rows, widths, asked).squeeze(1)
         if call.scores.wanted or call.trace is not None:
             found["scores"] = scores
         t = torch.arange(at, at + size, device=call.device)

@@ -218,7 +218,7 @@ class SegmentRounds:
             call.stats.segments += 1
             call.stats.accepted_segments += stands
             self.draft.roll_back(row, canvas.lengths([row])[0])
-            ids = decided.tokens[i][: canvas.generated[row] - starts[i]]
+            ids = decided.tokens[i][: max(canvas.generated[row] - starts[i], 0)]
             self.records.drafted(row, i, starts[i], draft.counts[i], stands)
             if row not in goes_on:
                 self._end(row)
@@ -227,6 +227,7 @@ class SegmentRounds:
             else:
                 self.phases[row] = REVISE
                 self._target_wrote(row, ids)
+        self._close_judged()
 
     def revise(self) -> None:
         """REVISE: the target writes on in the rows that failed, or that it writes alone, each to the end of its
@@ -275,18 +276,27 @@ class SegmentRounds:
         for row in rows:
             if row not in turn.paused:
                 self._end(row)
-            elif canvas.generated[row] >= self.limits[row]:
-                self._cut_short(row)
+            elif canvas.generated[row] >= self.limits[row] and not call.ended(row):
+                call.end(row, canvas.generated[row])  # at `max_finish_tokens`
+                self._close(row)
+                call.settle([])
+        self._close_judged()
 
-    def _cut_short(self, row: int) -> None:
-        """End a row at `max_finish_tokens`."""
+    def _close_judged(self) -> None:
+        """End the rows that a criterion of the caller's has ended while they waited for others."""
+        for row in self.rows_in(DRAFT, REVISE, FINISH):
+            if self.call.ended(row):
+                self._close(row)
+
+    def _close(self, row: int) -> None:
+        """End a row that waits."""
         call = self.call
-        call.end(row, call.canvas.generated[row])
-        if call.keep_cache:
+        states = self.target.parked.pop(row, None)
+        if call.keep_cache and states is None:
             self.target.bring([row])
-            call.keep(row, self.target.model.cache.rows(0, self.target.cached[row]))
+            states = self.target.model.cache.rows(0, self.target.cached[row])
+        call.keep(row, states or [])
         self.target.bring([other for other in self.target.rows if other != row])
-        call.settle([])
         self._end(row)
 
     def _stops_revising(self, row: int, ids: list[int]) -> bool:

@@ -8,6 +8,7 @@ import torch
 from ...engine.cache import RowStates
 from ...engine.outputs import DecodingStats, RowStats, SemSpecOutput
 from ...engine.results import Columns, ReturnedRows
+from ...engine.row_states import at_most
 from ...engine.tokens import Canvas
 
 Chosen = Sequence[tuple[int, int, int]]
@@ -130,6 +131,23 @@ class Returns:
         self.lengths = [[0] * lineage.particles for _ in range(lineage.prompts)]
         self.slots: dict[int, list[int]] = {}
         self.states: dict[tuple[int, int], RowStates] = {}
+        self.stops: dict[int, int] = {}
+
+    def stop(self, row: int, length: int) -> None:
+        """The returned row `row`, counted over all prompts, ends at `length` new tokens unless it has ended before."""
+        self.stops.setdefault(row, length)
+
+    def stopped(self, prompt: int, copies: int) -> bool:
+        """Whether all `copies` rows that are to be returned of `prompt` have been told to end."""
+        return all(prompt * copies + i in self.stops for i in range(copies))
+
+    def longest(self, copies: int) -> int:
+        """The most new tokens of a row to be returned, once each is chosen or told to end."""
+        known = dict(self.stops)
+        for row, slots in self.slots.items():
+            for i, slot in enumerate(slots, start=row * copies):
+                known[i] = min(self.lengths[row][slot], self.stops.get(i, self.lengths[row][slot]))
+        return max(known.values())
 
     def grow(self, prompts: list[int], lengths: list[list[int]]) -> None:
         """Take the new tokens that each particle of `prompts` has by now."""
@@ -149,13 +167,22 @@ class Returns:
 
     @property
     def chosen(self) -> list[tuple[int, int, int]]:
-        """(prompt, slot, new tokens) of every row to be returned so far, prompt by prompt."""
-        return [(row, slot, self.lengths[row][slot]) for row in sorted(self.slots) for slot in self.slots[row]]
+        """(prompt, slot, new tokens) of every row to be returned so far, prompt by prompt; once all are chosen they
+        are numbered as in `stop`."""
+        rows = [(row, slot, self.lengths[row][slot]) for row in sorted(self.slots) for slot in self.slots[row]]
+        return [(row, slot, min(own, self.stops.get(i, own))) for i, (row, slot, own) in enumerate(rows)]
 
-    def rows(self, copies: int) -> torch.Tensor:
-        """(rows, columns) of text as far as it is settled: of prompts that are open, any particle's."""
-        places = [(row, slot) for row in range(len(self.lengths)) for slot in self.slots.get(row, [0] * copies)]
-        return self.canvas.shown[[row for row, _ in places], [slot for _, slot in places]]
+    def places(self, copies: int) -> list[tuple[int, int]]:
+        """(prompt, slot) of what stands for every row to be returned: of prompts that are open, any particle."""
+        return [(row, slot) for row in range(len(self.lengths)) for slot in self.slots.get(row, [0] * copies)]
+
+    def rows(self, copies: int, width: int) -> torch.Tensor:
+        """(rows, width) columns of text as far as it is settled: of prompts that are open, any particle's."""
+        places = self.places(copies)
+        shown = self.canvas.shown[[row for row, _ in places], [slot for _, slot in places], :width]
+        for row, length in self.stops.items():
+            shown[row, self.canvas.prompt_width + length :] = self.canvas.pad
+        return shown
 
     def count(self, stats: DecodingStats, own_vocabulary: int) -> None:
         """Fill in the figures of the returned rows; `own_vocabulary` is the draft's."""
@@ -168,11 +195,12 @@ class Returns:
             text = canvas.shown[row, slot, canvas.prompt_width : canvas.prompt_width + length]
             stats.substituted_tokens += int((text >= own_vocabulary).sum())
 
-    def returned(self, scores: bool, logits: bool) -> ReturnedRows:
-        """The rows to be returned, with `scores` and `logits` if these are wanted."""
+    def returned(self, scores: bool, logits: bool, before: Sequence[int]) -> ReturnedRows:
+        """The rows to be returned, with `scores` and `logits` if these are wanted; of each prompt the cache holds
+        `before` tokens and all new ones but the last."""
         chosen, lineage = self.chosen, self.lineage
         prompts, slots, lengths = ([row[i] for row in chosen] for i in range(3))
-        states = [self.states.get((row, slot), []) for row, slot, _ in chosen]
+        states = [at_most(self.states.get((row, slot), []), before[row] + length) for row, slot, length in chosen]
         columns = (lineage.columns(name, flag, chosen) for name, flag in (("scores", scores), ("logits", logits)))
         return ReturnedRows(prompts, slots, lengths, states, *columns)
 

@@ -112,7 +112,7 @@ class Ends:
         places = torch.arange(drawn.shape[-1], device=drawn.device)
         drawn = torch.where(places == scored.drafted.unsqueeze(-1), bonus.unsqueeze(-1), drawn)
         ends = functional.pad(self._is_eos(drawn), (0, 1), value=True).long().argmax(dim=-1) + 1
-        if self.call.rules.called:
+        if self.call.rules.early:
             self.call.canvas.write(live, 0, self._padded(drawn, ends))
             ends = torch.minimum(ends, self._called(drawn, scored.counts, live, finished))
         kept = torch.minimum(ends, limit).masked_fill(finished, 0)
@@ -173,8 +173,6 @@ class Ends:
                 news.append([] if skip[i][n] else ids[: counts[i] + 1])
                 places.append((n // copies * self.call.batch + row) * copies + n % copies)
                 widths.append(width)
-        ends = self.call.rules.cut(
-            news, places, widths, lambda at: in_blocks(canvas.shown[:, :, :at], copies), lambda at: None
-        )
+        ends = self.call.rules.cut(news, places, widths, lambda at: in_blocks(canvas.shown[:, :, :at], copies))
         past = tokens.shape[-1] + 1
         return torch.tensor([past if end is None else end for end in ends], device=tokens.device).view(closed.shape)

@@ -112,6 +112,10 @@ class Particles:
 
     def draft_and_score(self) -> Scored:
         """γ draft forwards and one target forward over [x0, d_1..d_γ] of all particles."""
+        if self.rounds.processors.wants_text:
+            idle = torch.zeros(self.call.batch, self.number, dtype=torch.bool, device=self.call.device)
+            idle[self.live] = self.finished | (self.log_weights == -torch.inf)
+            self.canvas.idle = idle
         return self._scored(self.rounds.draft_and_score())
 
     def _scored(self, block: Block) -> Scored:
@@ -158,14 +162,15 @@ class Particles:
         flags = broken, judged.collapsed, resampled, judged.died, settled
         found = Found(*read_columns(len(self.live), *flags, ancestors, self.new_tokens, self.finished))
         check_laws(found.broken[0], self.request)
-        if any(found.collapsed) and self.call.rules.called:
+        if any(found.collapsed) and self.call.rules.early:
             self.finished = self.finished | self.ends.stops_revived(judged, self.live, self.finished)
             found = found._replace(finished=read_columns(len(self.live), self.finished)[0])
         return found
 
     def _settled(self, judged: Judged, ancestors: torch.Tensor) -> torch.Tensor:
-        """New tokens that all particles of a prompt share once they are moved, (live,); only for a streamer."""
-        if self.call.stream.streamer is None:
+        """New tokens that all particles of a prompt share once they are moved, (live,); only for a streamer and
+        criteria of the caller's own."""
+        if self.call.stream.streamer is None and not self.call.rules.custom:
             return torch.zeros_like(judged.collapsed)
         width = max(self.canvas.widths(self.live)) + judged.tokens.shape[-1]
         texts = self.canvas.shown[self.live, :, self.canvas.prompt_width : width]
@@ -228,21 +233,47 @@ class Particles:
         """Stream what is settled; prompts whose particles are all finished leave both models."""
         generated, room = self.canvas.generated, self.call.rules.room
         leaving = [i for i, row in enumerate(self.live) if all(found.finished[i]) or generated[row] == room]
-        staying = [i for i in range(len(self.live)) if i not in leaving]
         if leaving:
             self._select(leaving)
-            if self.call.keep_cache:
-                self._keep_states(leaving)
-        if self.call.stream.streamer is not None and staying:
-            settled = min(min(found.settled[i], *found.lengths[i]) for i in staying)
-            self.call.stream.advance(self.returns.rows(self.copies), self.canvas.prompt_width + settled)
+        settled = {
+            row: min(found.settled[i], *found.lengths[i]) for i, row in enumerate(self.live) if i not in leaving
+        }
+        if self.call.rules.custom:
+            stopped = self._judge(settled)
+            if stopped:
+                self._select(stopped)
+            leaving += stopped
+        elif self.call.stream.streamer is not None and settled:
+            width = self.canvas.prompt_width + min(settled.values())
+            self.call.stream.advance(self.returns.rows(self.copies, width), width)
         if not leaving:
             return
+        if self.call.keep_cache:
+            self._keep_states(leaving)
+        staying = [i for i in range(len(self.live)) if i not in leaving]
         self.rounds.keep(staying)
         if staying:
             index = torch.tensor(staying, device=self.call.device)
             self.log_weights, self.log_evidence = self.log_weights[index], self.log_evidence[index]
             self.finished, self.new_tokens = self.finished[index], self.new_tokens[index]
+
+    def _judge(self, settled: dict[int, int]) -> list[int]:
+        """Let the caller's own criteria judge what will be returned, as far as it is known; returns the places of the
+        prompts that they have ended.
+
+        Args:
+            settled: of each prompt that is still open, the new tokens that its particles share.
+        """
+        returns, copies = self.returns, self.copies
+
+        def until() -> int:
+            known = [width for row, width in settled.items() if not returns.stopped(row, copies)]
+            return min(known) if known else returns.longest(copies)
+
+        places = [(row, slot, returns.lengths[row][slot]) for row, slot in returns.places(copies)]
+        scores = self.lineage.columns("scores", self.call.scores.wanted, places)
+        self.call.order.advance(until, lambda at: returns.rows(copies, at), scores.upto, returns.stop)
+        return [i for i, row in enumerate(self.live) if row in settled and returns.stopped(row, copies)]
 
     def _select(self, leaving: list[int]) -> None:
         """Choose what is returned of the prompts that leave."""
@@ -266,7 +297,8 @@ class Particles:
         """What `generate` returns (the ids, or a `SemSpecOutput` with the particles), and the statistics."""
         returns, call = self.returns, self.call
         returns.count(call.stats, self.drafter.own_vocabulary)
-        output, stats = self.rounds.output(returns.returned(call.scores.wanted, call.logits.wanted))
+        before = [length - 1 + offset for length, offset in zip(self.canvas.prompt_lengths, call.offsets, strict=True)]
+        output, stats = self.rounds.output(returns.returned(call.scores.wanted, call.logits.wanted, before))
         self._warn_if_uneven()
         self._warn_if_weightless()
         if not isinstance(output, torch.Tensor):

@@ -27,11 +27,12 @@ def test_it_runs_goes_on_and_gets_onto_a_page(tmp_path: Path, monkeypatch: pytes
     assert one["same"] and sum(one["rounds"].values()) > 0
     low, high = one["over_best"]["interval"]
     assert low <= one["over_best"]["value"] <= high
-    assert 0.5 < result["lab"]["1.0"]["tokens"]["value"] < 2
+    assert 0.5 < result["rules"]["lab, temperature 1"]["tokens"]["value"] < 2
+    assert result["rules"].keys() == {"lab, temperature 1", "controlled, agreement 0.7"}
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter") and "agreement 0.7, batch 2" in text
     monkeypatch.setattr(choice, "measure_cell", None)
-    monkeypatch.setattr(choice, "measure_lab", None)
+    monkeypatch.setattr(choice, "measure_rules", None)
     assert choice.main(given) == 0
     assert json.loads((tmp_path / choice.FILE).read_text()) == result
 

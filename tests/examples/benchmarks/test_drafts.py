@@ -77,3 +77,13 @@ def test_the_page_on_drafts_has_its_marks_and_names_every_quantization() -> None
     page = (ROOT / "docs" / "drafts.md").read_text(encoding="utf-8")
     assert page.index(marks()[0]) < page.index(marks()[1])
     assert all(f'`"{name}"`' in page for name in MAKERS)
+
+
+def test_a_pair_by_name_takes_the_draft_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = tiny(dtype=torch.bfloat16)
+    small.save_pretrained(tmp_path)
+    monkeypatch.setattr(drafts, "located", lambda name: str(tmp_path / name))
+    forms = drafts.forms_of("")
+    assert list(forms) == ["as stored", "dtype=torch.float32", *(f'quantization="{name}"' for name in MAKERS)]
+    assert forms["as stored"]().dtype == torch.bfloat16
+    assert forms["dtype=torch.float32"]().dtype == torch.float32

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from hf_semspec import SemSpecConfig
-from tests.helpers import WEAK_DRAFTS, Forwards, Recorder, RowLengths, caught, check_identities, plain, refuses
+from tests.helpers import WEAK_DRAFTS, Forwards, Recorder, caught, check_identities, plain, refuses
 from tests.models import PAD, VOCAB, draft_of, prompts, tiny, tokenizer
 from tests.schemes.smc.shared import Laws, lengths_of, pair, sample
 
@@ -53,10 +53,22 @@ def test_finished_particles_are_absorbing(number: int) -> None:
     assert offsets == {0, 1, 2, 3}, "every place of a block was seen"
 
 
+class EndsAt(LogitsProcessor):
+    """Leaves row `i` the id `eos` alone once it has `widths[i]` columns, and nowhere else."""
+
+    def __init__(self, widths: list[int], eos: int) -> None:
+        self.widths, self.eos = widths, eos
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        last = torch.tensor(self.widths).eq(input_ids.shape[1])[:, None]
+        is_eos = torch.arange(scores.shape[1]).eq(self.eos)
+        return scores.masked_fill(is_eos != last, -torch.inf)
+
+
 def test_a_prompt_whose_particles_are_all_finished_leaves_the_batch() -> None:
     target, draft = pair(1)
     inputs = prompts((4, 8), seed=2)
-    call = {"stopping_criteria": StoppingCriteriaList([RowLengths([8 + 6, 8 + 22])])}
+    call = {"logits_processor": LogitsProcessorList([EndsAt([8 + 5, 8 + 21], 96)])}
     fields = {"num_particles": 3, "num_draft_tokens": 3, "max_new_tokens": 30, "eos_token_id": 96, "use_cache": False}
     with Forwards(target) as spy:
         output = sample(target, draft, inputs, call=call, **fields)
