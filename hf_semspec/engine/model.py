@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
@@ -12,27 +12,13 @@ from transformers import PreTrainedModel
 from ..common.warn_once import warn_once
 from ..common.wrappers import forward_parameters
 from .cache import Cache, RaggedCache, attention_windows, cache_argument, text_config
+from .fed import Fed as Fed
+from .fed import Wanted as Wanted
 from .hooks import call_for_hidden, call_for_states, is_hooked
 from .masks import Masks, Slots, padding_mask
 from .mixers import RECURRENT, mixers_of
 from .recurrent import RecurrentCache
 from .sources import Source
-
-# Hidden states of a forward: none, those of the last layer, or those named, see `hooks.call_for_states`.
-Wanted = bool | tuple[int, ...]
-
-
-class Fed(NamedTuple):
-    """What a forward gave.
-
-    Args:
-        logits: (batch, kept places, vocabulary).
-        hidden: (batch, width, size) of the last layer, after the final norm, at every place, or of the layers asked
-            for, side by side; `None` if not asked for.
-    """
-
-    logits: torch.Tensor
-    hidden: torch.Tensor | None
 
 
 class CachedModel:
