@@ -21,7 +21,13 @@ pytestmark = WEAK_DRAFTS
 RAGGED = (3, 8, 6)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# Whose layers are those of another family.
+ALIKE = ("qwen3_next", "qwen3_5_moe_text", "lfm3", "lfm2_moe", "lara_mini", "kimi_linear", "bailing_hybrid")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(f, marks=pytest.mark.grid) if f in ALIKE else f for f in FAMILIES]
+)
 def target(request: pytest.FixtureRequest) -> PreTrainedModel:
     return recurrent(request.param)
 
