@@ -16,6 +16,7 @@ from ..configuration import scheme_from_dict
 from ..engine.cache import text_config
 from ..engine.encoders import RAW_IMAGES, raw_images
 from ..engine.outputs import open_records, publish
+from ..engine.ranks import in_step
 from ..engine.request import Request
 from ..engine.stateful import check_processors
 from ..engine.stopping import OneEnd
@@ -154,7 +155,8 @@ def _semspec_decoding(
         trace=bool(getattr(generation_config, "trace", False)),
     )
     try:
-        output, stats = SCHEMES[scheme.name].decode(request)
+        with in_step(model, assistant_model, synced_gpus):
+            output, stats = SCHEMES[scheme.name].decode(request)
     except BaseException:
         if request.streamer is not None:
             with contextlib.suppress(Exception):  # what went wrong first is what is told

@@ -1,0 +1,195 @@
+"""One rank of several: decodes what tests/engine/test_ranks.py compares, and writes it to a file of its own."""
+
+import contextlib
+import copy
+import json
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from hf_semspec import SemSpecConfig
+from hf_semspec.engine import model as engine_model
+from hf_semspec.engine import processors, ranks, rounds, stopping
+from tests.helpers import JUDGE
+from tests.models import draft_of, prompts, tiny, tokenizer
+
+SEGMENTS = {"segment_stop": None, "think_end": None, "max_segment_tokens": 4, "revise_chunk": 2}
+SAMPLED = {"do_sample": True, "top_k": 30}
+CALLS: dict[str, dict[str, Any]] = {
+    "lossless": {},
+    "sampled": {"scheme": "lossless", **SAMPLED},
+    "auto": {"scheme": "lossless", "num_draft_tokens": "auto"},
+    "ngram": {"scheme": "lossless", "draft": "ngram+model", **SAMPLED},
+    "chains": {"scheme": "lossless", "num_chains": 3, **SAMPLED},
+    "easd": {**SAMPLED, "target_entropy_threshold": 0.5, "draft_entropy_threshold": 0.5, "overlap_threshold": 0.2},
+    "smc": {"num_particles": 4, "num_draft_tokens": 3, "top_k": 30},
+    "parse": {**JUDGE, **SAMPLED, "accept_threshold": 0.5, "prefix_threshold": 0.5},
+    "semantic": {**SEGMENTS, **SAMPLED, "scorer": "sequence", "first_segment": "draft"},
+}
+
+
+def decoded(target: Any, draft: Any, name: str, inputs: Any, *, new: int = 16, **more: Any) -> list[list[int]]:
+    """The rows of one call, new tokens only."""
+    fields = dict(CALLS[name])
+    config = SemSpecConfig(fields.pop("scheme", name), max_new_tokens=new, eos_token_id=5, pad_token_id=0, **fields)
+    words = {"tokenizer": tokenizer()} if name in ("parse", "semantic") else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ids = target.generate(**inputs, **words, **more, assistant_model=draft, generation_config=config)
+    return ids[:, inputs["input_ids"].shape[1] :].tolist()
+
+
+def disturbed(model: PreTrainedModel, rank: int) -> PreTrainedModel:
+    """A copy that is another on every rank but the first."""
+    return draft_of(model, "near", seed=10 + rank, noise=0.1) if rank else copy.deepcopy(model)
+
+
+class Stop(Exception):
+    pass
+
+
+class Collected:
+    """A streamer."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.ids += value.flatten().tolist()
+
+    def end(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def not_shared() -> Iterator[None]:
+    """Every rank decides for itself."""
+    with contextlib.ExitStack() as stack:
+        for module in (engine_model, rounds, stopping, processors):
+            for name in ("share", "share_value"):
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, lambda value: value))
+        yield
+
+
+def first_rounds(target: Any, draft: Any, inputs: Any) -> list[int]:
+    """What is decoded in the first six passes of the target, which are of one shape whatever is accepted."""
+    seen, streamer = [0], Collected()
+
+    def stop(*args: Any) -> None:
+        seen[0] += 1
+        if seen[0] > 6:
+            raise Stop
+
+    handle = target.register_forward_pre_hook(stop)
+    with contextlib.suppress(Stop):
+        decoded(target, draft, "sampled", inputs, new=60, streamer=streamer)
+    handle.remove()
+    return streamer.ids
+
+
+def tensor_parallel(rank: int, size: int, root: Path) -> dict[str, Any]:
+    """Calls of a pair of which one model or both are sharded; `alone` is what one process decodes greedily."""
+    target = tiny(heads=4, kv_heads=4, seed=3)
+    draft = draft_of(target, "near")
+    if rank == 0:
+        target.save_pretrained(root / "target")
+        draft.save_pretrained(root / "draft")
+    distributed.barrier()
+
+    def sharded(name: str, **kwargs: Any) -> Any:
+        options = {"dtype": torch.float64, "attn_implementation": "eager", "tp_plan": "auto", **kwargs}
+        return AutoModelForCausalLM.from_pretrained(root / name, **options).eval()
+
+    inputs, wide, slim = prompts((5, 9)), sharded("target"), sharded("draft")
+    found: dict[str, Any] = {"alone": decoded(target, draft, "lossless", inputs)}
+    torch.manual_seed(rank)
+    own = disturbed(draft, rank)
+    for name in CALLS:
+        found[f"target {name}"] = decoded(wide, own, name, inputs)
+    for name in ("lossless", "sampled"):
+        found[f"draft {name}"] = decoded(disturbed(target, rank), slim, name, inputs)
+        found[f"both {name}"] = decoded(wide, slim, name, inputs)
+    one = prompts((5,))
+    found["others out of time"] = decoded(wide, own, "lossless", one, max_time=1e-9 if rank else 1e9)
+    found["out of time"] = decoded(wide, own, "lossless", one, max_time=1e9 if rank else 1e-9)
+    found["first rounds"] = first_rounds(wide, own, one)
+    with not_shared():
+        found["control"] = first_rounds(wide, own, one)
+    if size == 4:  # two groups of two, each with prompts of its own
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "tp"))
+        group, theirs = rank // 2, sharded("target", device_mesh=mesh["tp"])
+        for name in ("sampled", "smc"):
+            rows = prompts((5 + group,) * (1 + group), seed=group)
+            found[f"groups {name}"] = decoded(theirs, own, name, rows, new=8 + 8 * group)
+    return found
+
+
+def shard(model: PreTrainedModel) -> PreTrainedModel:
+    """By FSDP2."""
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
+def broken(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    raise Stop
+
+
+def fully_sharded(rank: int, size: int, root: Path) -> dict[str, Any]:
+    """Calls with prompts of each rank's own, with models that are whole and with sharded ones."""
+    target = tiny(seed=3)
+    draft = draft_of(target, "near")
+    inputs, new = prompts((4 + rank, 6), seed=rank), 3 + 9 * (rank + 1) % 20
+
+    def calls(target: Any, draft: Any, **more: Any) -> dict[str, Any]:
+        found = {}
+        for name in CALLS:
+            torch.manual_seed(rank)
+            found[name] = decoded(target, draft, name, inputs, new=new, **more)
+        return found
+
+    found = {"whole": calls(target, draft)}
+    pair = shard(copy.deepcopy(target)), shard(copy.deepcopy(draft))
+    found["sharded"] = calls(*pair, synced_gpus=True)
+    found["plain draft"] = {"lossless": decoded(pair[0], draft, "lossless", inputs, new=new, synced_gpus=True)}
+    try:
+        fails = {"logits_processor": [broken]} if rank == 0 else {}
+        found["beside a failure"] = decoded(*pair, "lossless", inputs, new=new, synced_gpus=True, **fails)
+    except Stop:
+        found["beside a failure"] = "failed"
+    if size == 4:
+        old = tuple(FullyShardedDataParallel(one, device_id=torch.device("cpu")) for one in map(copy.deepcopy, pair[:0]))
+        assert not old
+    return found
+
+
+if __name__ == "__main__":
+    import os
+
+    rank, size, root = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1])
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    parts: list[Callable[..., Any]] = [tensor_parallel, fully_sharded]
+    results = {}
+    for part in parts:
+        if len(sys.argv) < 3 or part.__name__ in sys.argv[2:]:
+            began = time.perf_counter()
+            results[part.__name__] = part(rank, size, root)
+            print(part.__name__, rank, time.perf_counter() - began, flush=True)
+    (root / f"rank{rank}.json").write_text(json.dumps(results))
+    distributed.barrier()
+    distributed.destroy_process_group()
