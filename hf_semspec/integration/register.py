@@ -118,6 +118,15 @@ def _encode(
 
 
 def _semspec_decoding(
+    model: Any, *args: Any, assistant_model: Any = None, synced_gpus: bool = False, **kwargs: Any
+) -> Any:
+    """Decode with the scheme that `generation_config.semspec` names; `generate` calls this as it calls its own
+    loops."""
+    with in_step(model, assistant_model, synced_gpus):
+        return _decode(model, *args, **kwargs, assistant_model=assistant_model)
+
+
+def _decode(
     model: Any,
     input_ids: Any,
     logits_processor: Any,
@@ -127,12 +136,9 @@ def _semspec_decoding(
     tokenizer: Any = None,
     assistant_tokenizer: Any = None,
     streamer: Any = None,
-    synced_gpus: bool = False,
     inputs_tensor: Any = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Decode with the scheme that `generation_config.semspec` names; `generate` calls this as it calls its own
-    loops."""
     records = open_records()
     scheme = scheme_from_dict(generation_config.semspec)
     check_adapters(model, scheme, len(input_ids))
@@ -155,8 +161,7 @@ def _semspec_decoding(
         trace=bool(getattr(generation_config, "trace", False)),
     )
     try:
-        with in_step(model, assistant_model, synced_gpus):
-            output, stats = SCHEMES[scheme.name].decode(request)
+        output, stats = SCHEMES[scheme.name].decode(request)
     except BaseException:
         if request.streamer is not None:
             with contextlib.suppress(Exception):  # what went wrong first is what is told

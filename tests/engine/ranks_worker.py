@@ -2,9 +2,10 @@
 
 import contextlib
 import copy
+import functools
 import json
+import os
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,11 +18,12 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_semspec import SemSpecConfig
 from hf_semspec.engine import model as engine_model
-from hf_semspec.engine import processors, ranks, rounds, stopping
+from hf_semspec.engine import processors, rounds, stopping
 from tests.helpers import JUDGE
 from tests.models import draft_of, prompts, tiny, tokenizer
 
@@ -145,6 +147,12 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+def shard_as_before(model: PreTrainedModel) -> FullyShardedDataParallel:
+    """By FSDP1."""
+    policy = functools.partial(lambda_auto_wrap_policy, lambda_fn=lambda one: one in list(model.model.layers))
+    return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"))
+
+
 def broken(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     raise Stop
 
@@ -172,14 +180,16 @@ def fully_sharded(rank: int, size: int, root: Path) -> dict[str, Any]:
     except Stop:
         found["beside a failure"] = "failed"
     if size == 4:
-        old = tuple(FullyShardedDataParallel(one, device_id=torch.device("cpu")) for one in map(copy.deepcopy, pair[:0]))
-        assert not old
+        old = [shard_as_before(copy.deepcopy(one)) for one in (target, draft)]
+        with contextlib.ExitStack() as stack:
+            for one in old:
+                one(input_ids=inputs["input_ids"])  # the first forward of all goes through the wrapper
+                stack.enter_context(FullyShardedDataParallel.summon_full_params(one, recurse=False, writeback=False))
+            found["sharded as before"] = calls(old[0], old[1].module, synced_gpus=True)
     return found
 
 
 if __name__ == "__main__":
-    import os
-
     rank, size, root = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1])
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
