@@ -117,13 +117,11 @@ def _encode(
     return {**prepared, RAW_IMAGES: images} if images else prepared
 
 
-def _semspec_decoding(
-    model: Any, *args: Any, assistant_model: Any = None, synced_gpus: bool = False, **kwargs: Any
-) -> Any:
+def _semspec_decoding(model: Any, *args: Any, **kwargs: Any) -> Any:
     """Decode with the scheme that `generation_config.semspec` names; `generate` calls this as it calls its own
     loops."""
-    with in_step(model, assistant_model, synced_gpus):
-        return _decode(model, *args, **kwargs, assistant_model=assistant_model)
+    with in_step(model, kwargs.get("assistant_model"), bool(kwargs.pop("synced_gpus", False))):
+        return _decode(model, *args, **kwargs)
 
 
 def _decode(

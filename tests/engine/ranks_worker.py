@@ -1,4 +1,7 @@
-"""One rank of several: decodes what tests/engine/test_ranks.py compares, and writes it to a file of its own."""
+"""One rank of several: decodes what tests/engine/test_ranks.py compares, and writes it to a file of its own.
+
+`python -m tests.engine.ranks_worker FOLDER PART` with the variables that torchrun sets.
+"""
 
 import contextlib
 import copy
@@ -6,7 +9,6 @@ import functools
 import json
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,7 +18,6 @@ from unittest import mock
 
 import torch
 from torch import distributed
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -42,10 +43,16 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-def decoded(target: Any, draft: Any, name: str, inputs: Any, *, new: int = 16, **more: Any) -> list[list[int]]:
+FEW = ("lossless", "sampled", "chains", "easd", "smc", "parse", "semantic")
+FEWER = ("lossless", "sampled", "smc", "parse")
+
+
+def decoded(
+    target: Any, draft: Any, name: str, inputs: Any, *, new: int = 12, eos: int | None = 5, **more: Any
+) -> list[list[int]]:
     """The rows of one call, new tokens only."""
     fields = dict(CALLS[name])
-    config = SemSpecConfig(fields.pop("scheme", name), max_new_tokens=new, eos_token_id=5, pad_token_id=0, **fields)
+    config = SemSpecConfig(fields.pop("scheme", name), max_new_tokens=new, eos_token_id=eos, pad_token_id=0, **fields)
     words = {"tokenizer": tokenizer()} if name in ("parse", "semantic") else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -87,7 +94,8 @@ def not_shared() -> Iterator[None]:
 
 
 def first_rounds(target: Any, draft: Any, inputs: Any) -> list[int]:
-    """What is decoded in the first six passes of the target, which are of one shape whatever is accepted."""
+    """What is decoded in the first six passes of the target, which are of one shape whatever is accepted: without the
+    broadcasts ranks would wait for one another for ever where their texts end."""
     seen, streamer = [0], Collected()
 
     def stop(*args: Any) -> None:
@@ -97,7 +105,7 @@ def first_rounds(target: Any, draft: Any, inputs: Any) -> list[int]:
 
     handle = target.register_forward_pre_hook(stop)
     with contextlib.suppress(Stop):
-        decoded(target, draft, "sampled", inputs, new=60, streamer=streamer)
+        decoded(target, draft, "sampled", inputs, new=60, eos=None, streamer=streamer)
     handle.remove()
     return streamer.ids
 
@@ -119,7 +127,7 @@ def tensor_parallel(rank: int, size: int, root: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"alone": decoded(target, draft, "lossless", inputs)}
     torch.manual_seed(rank)
     own = disturbed(draft, rank)
-    for name in CALLS:
+    for name in CALLS if size > 2 else FEW:
         found[f"target {name}"] = decoded(wide, own, name, inputs)
     for name in ("lossless", "sampled"):
         found[f"draft {name}"] = decoded(disturbed(target, rank), slim, name, inputs)
@@ -130,12 +138,14 @@ def tensor_parallel(rank: int, size: int, root: Path) -> dict[str, Any]:
     found["first rounds"] = first_rounds(wide, own, one)
     with not_shared():
         found["control"] = first_rounds(wide, own, one)
-    if size == 4:  # two groups of two, each with prompts of its own
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "tp"))
-        group, theirs = rank // 2, sharded("target", device_mesh=mesh["tp"])
-        for name in ("sampled", "smc"):
-            rows = prompts((5 + group,) * (1 + group), seed=group)
-            found[f"groups {name}"] = decoded(theirs, own, name, rows, new=8 + 8 * group)
+    if size == 4:  # two groups, each with prompts of its own, whose ranks hold half of each layer's half
+        group, whole = rank // 2, prompts((5 + rank // 2, 7)[: 1 + rank // 2], seed=rank // 2)
+        from transformers.distributed import DistributedConfig
+
+        halves = sharded("target", tp_plan=None, distributed_config=DistributedConfig(tp_size=2, fsdp_size=2))
+        for name in ("lossless", "sampled", "smc"):
+            found[f"groups {name}"] = decoded(halves, own, name, whole, new=8 + 8 * group)
+        found["groups alone"] = decoded(target, draft, "lossless", whole, new=8 + 8 * group)
     return found
 
 
@@ -161,19 +171,30 @@ def fully_sharded(rank: int, size: int, root: Path) -> dict[str, Any]:
     """Calls with prompts of each rank's own, with models that are whole and with sharded ones."""
     target = tiny(seed=3)
     draft = draft_of(target, "near")
-    inputs, new = prompts((4 + rank, 6), seed=rank), 3 + 9 * (rank + 1) % 20
+    inputs, new = prompts((4 + rank, 6), seed=rank), 4 + 9 * rank % 20
 
     def calls(target: Any, draft: Any, **more: Any) -> dict[str, Any]:
         found = {}
-        for name in CALLS:
+        for name in CALLS if size > 2 else FEWER:
             torch.manual_seed(rank)
             found[name] = decoded(target, draft, name, inputs, new=new, **more)
         return found
 
     found = {"whole": calls(target, draft)}
     pair = shard(copy.deepcopy(target)), shard(copy.deepcopy(draft))
+    counts = [0, 0]
+
+    def count(index: int) -> Callable[..., None]:
+        def hook(*args: Any) -> None:
+            counts[index] += 1
+
+        return hook
+
+    for index, one in enumerate(pair):
+        one.register_forward_pre_hook(count(index))
     found["sharded"] = calls(*pair, synced_gpus=True)
-    found["plain draft"] = {"lossless": decoded(pair[0], draft, "lossless", inputs, new=new, synced_gpus=True)}
+    found["forwards"] = list(counts)
+    found["whole draft"] = decoded(pair[0], draft, "lossless", inputs, new=new, synced_gpus=True)
     try:
         fails = {"logits_processor": [broken]} if rank == 0 else {}
         found["beside a failure"] = decoded(*pair, "lossless", inputs, new=new, synced_gpus=True, **fails)
@@ -193,13 +214,8 @@ if __name__ == "__main__":
     rank, size, root = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1])
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    parts: list[Callable[..., Any]] = [tensor_parallel, fully_sharded]
-    results = {}
-    for part in parts:
-        if len(sys.argv) < 3 or part.__name__ in sys.argv[2:]:
-            began = time.perf_counter()
-            results[part.__name__] = part(rank, size, root)
-            print(part.__name__, rank, time.perf_counter() - began, flush=True)
+    part = {"tensor_parallel": tensor_parallel, "fully_sharded": fully_sharded}[sys.argv[2]]
+    results = part(rank, size, root)
     (root / f"rank{rank}.json").write_text(json.dumps(results))
     distributed.barrier()
     distributed.destroy_process_group()
