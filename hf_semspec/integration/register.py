@@ -117,14 +117,7 @@ def _encode(
     return {**prepared, RAW_IMAGES: images} if images else prepared
 
 
-def _semspec_decoding(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Decode with the scheme that `generation_config.semspec` names; `generate` calls this as it calls its own
-    loops."""
-    with in_step(model, kwargs.get("assistant_model"), bool(kwargs.pop("synced_gpus", False))):
-        return _decode(model, *args, **kwargs)
-
-
-def _decode(
+def _semspec_decoding(
     model: Any,
     input_ids: Any,
     logits_processor: Any,
@@ -134,39 +127,43 @@ def _decode(
     tokenizer: Any = None,
     assistant_tokenizer: Any = None,
     streamer: Any = None,
+    synced_gpus: bool = False,
     inputs_tensor: Any = None,
     **model_kwargs: Any,
 ) -> Any:
-    records = open_records()
-    scheme = scheme_from_dict(generation_config.semspec)
-    check_adapters(model, scheme, len(input_ids))
-    eos = generation_config._eos_token_tensor
-    ends = [] if eos is None else eos.flatten().tolist()
-    processors = check_processors(logits_processor, input_ids, text_config(model).vocab_size, ends)
-    request = Request(
-        model=model,
-        draft=assistant_model,
-        scheme=scheme,
-        generation_config=generation_config,
-        input_ids=input_ids,
-        processors=processors,
-        criteria=stopping_criteria,
-        streamer=None if streamer is None else OneEnd(streamer),
-        model_kwargs=model_kwargs,
-        tokenizer=tokenizer,
-        assistant_tokenizer=assistant_tokenizer,
-        inputs_tensor=inputs_tensor,
-        trace=bool(getattr(generation_config, "trace", False)),
-    )
-    try:
-        output, stats = SCHEMES[scheme.name].decode(request)
-    except BaseException:
-        if request.streamer is not None:
-            with contextlib.suppress(Exception):  # what went wrong first is what is told
-                request.streamer.end()
-        raise
-    if request.trace:
-        output.trace.stats, output.trace.tokenizer = stats.to_dict(), tokenizer
-        output.trace.model_name = getattr(model.config, "_name_or_path", "") or ""
-    publish(stats, records)
-    return output
+    """Decode with the scheme that `generation_config.semspec` names; `generate` calls this as it calls its own
+    loops."""
+    with in_step(model, assistant_model, synced_gpus):
+        records = open_records()
+        scheme = scheme_from_dict(generation_config.semspec)
+        check_adapters(model, scheme, len(input_ids))
+        eos = generation_config._eos_token_tensor
+        ends = [] if eos is None else eos.flatten().tolist()
+        processors = check_processors(logits_processor, input_ids, text_config(model).vocab_size, ends)
+        request = Request(
+            model=model,
+            draft=assistant_model,
+            scheme=scheme,
+            generation_config=generation_config,
+            input_ids=input_ids,
+            processors=processors,
+            criteria=stopping_criteria,
+            streamer=None if streamer is None else OneEnd(streamer),
+            model_kwargs=model_kwargs,
+            tokenizer=tokenizer,
+            assistant_tokenizer=assistant_tokenizer,
+            inputs_tensor=inputs_tensor,
+            trace=bool(getattr(generation_config, "trace", False)),
+        )
+        try:
+            output, stats = SCHEMES[scheme.name].decode(request)
+        except BaseException:
+            if request.streamer is not None:
+                with contextlib.suppress(Exception):  # what went wrong first is what is told
+                    request.streamer.end()
+            raise
+        if request.trace:
+            output.trace.stats, output.trace.tokenizer = stats.to_dict(), tokenizer
+            output.trace.model_name = getattr(model.config, "_name_or_path", "") or ""
+        publish(stats, records)
+        return output
