@@ -1,4 +1,4 @@
-"""One target over several processes: sharded within its layers for the same prompts, or its weights sharded while every
+"""A target over several processes: sharded within its layers for the same prompts, or its weights sharded while each
 process has prompts of its own.
 
 torchrun --nproc-per-node 2 examples/several_devices.py --shard tensor
