@@ -12,7 +12,7 @@ import torch
 
 from hf_semspec import SemSpecConfig
 from hf_semspec.cli import command as cli
-from hf_semspec.cli import comparison
+from hf_semspec.cli import comparison, console
 from hf_semspec.cli import demo as cli_demo
 from hf_semspec.cli.comparison import PLAIN, Run
 from hf_semspec.tools import loading
@@ -142,9 +142,10 @@ class TestGenerate:
         assert "NAME=VALUE" in capsys.readouterr().err
 
     def test_without_rich_the_error_names_the_extra(self, folders, capsys, monkeypatch):
-        monkeypatch.setattr(cli, "find_spec", lambda name: None)
-        assert generate(folders) == 2
-        assert 'pip install "hf-semspec[demo]"' in capsys.readouterr().err
+        monkeypatch.setattr(console, "find_spec", lambda name: None)
+        for call in (lambda: generate(folders), lambda: cli.main(["demo"]), lambda: cli.main(["models"])):
+            assert call() == 2
+            assert 'pip install "hf-semspec[demo]"' in capsys.readouterr().err
 
 
 class TestComparison:

@@ -10,8 +10,8 @@ PACKAGE = Path(__file__).parent.parent / "hf_semspec"
 # The rooms of one row do not import each other. "" is hf_semspec/__init__.py.
 LAYERS = [
     ["cli"],
-    ["bench"],
-    ["evaluation"],
+    ["bench", "jobs"],
+    ["evaluation", "servers"],
     ["tools"],
     [""],
     ["calibration"],

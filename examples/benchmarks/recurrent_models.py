@@ -105,6 +105,48 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm3": ("Lfm3", {**_SIZES, "layer_types": ["conv", "full_attention"] * 2}),
 }
+_LATENT = {
+    **_SIZES,
+    "num_key_value_heads": 4,
+    "layer_types": _TURNS,
+    "mlp_layer_types": ["dense", "sparse"] * 2,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+FAMILIES |= {
+    "lara_mini": (
+        "LaraMini",
+        {
+            **{key: value for key, value in _SIZES.items() if key != "intermediate_size"},
+            **_DELTA,
+            **_EXPERTS,
+            "head_dim": 8,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "sliding_window": 8,
+            "layer_types": ["linear_attention", "sliding_attention", "linear_attention", "full_attention"],
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {
+            **_SIZES,
+            **_EXPERTS,
+            "moe_intermediate_size": 16,
+            "num_dense_layers": 1,
+            "layer_types": ["conv", "full_attention"] * 2,
+        },
+    ),
+    "kimi_linear": ("KimiLinear", {**_LATENT, "linear_head_dim": 8, "linear_num_heads": 4}),
+    "bailing_hybrid": ("BailingHybrid", {**_LATENT, "head_dim": 8, "num_mtp_layers": 0}),
+}
 # Their layers ignore a state when they read several tokens, or keep it on the modules.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {**_PURE, "num_hidden_layers": 2, "state_size": 4}),

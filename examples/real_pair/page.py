@@ -17,7 +17,7 @@ from . import rounding
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS, BENCH = ROOT / "docs" / "results", ROOT / "docs" / "bench"
-RUNS = ("greedy", "sampled", "exact", "one_by_one", "stock", "own_schemes")
+RUNS = ("greedy", "sampled", "one_by_one", "stock", "own_schemes")
 PAIR = "pair_"  # before the names of the real pair's runs among the results
 MISSING = "not measured yet"
 # A row of the README's table: its title, where the lab has it, and where the real pair has it: quality, speed.

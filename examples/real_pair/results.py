@@ -125,7 +125,6 @@ def contenders(found: dict[str, Any]) -> dict[str, list[list[str]]]:
             ["smc_8=smc:num_particles=8", "smc_4_short=smc:num_particles=4,num_draft_tokens=4"],
             ["best_of_4=best_of:n=4", "majority_4=majority:n=4"],
         ],
-        "exact": [["target", "lossless"]],
         "one_by_one": [["target", "draft", "lossless", f"parse={parse(found)}", f"easd={easd(found)}"]],
         "stock": [["target", *(f"stock_{w}=assisted:assistant_ensemble_weight={w}" for w in (0.5, 0.7, 0.9))]],
         "own_schemes": [["target", "fly", "cactus"]],
@@ -135,7 +134,6 @@ def contenders(found: dict[str, Any]) -> dict[str, list[list[str]]]:
 OPTIONS: dict[str, list[str]] = {
     "greedy": ["--batch-size", "20"],
     "sampled": ["--batch-size", "10", "--temperature", "0.7"],
-    "exact": ["--batch-size", "20"],
     "own_schemes": [
         *("--batch-size", "20"),
         *(word for name in ("fly", "cactus") for word in ("--scheme-file", str(SCHEMES / f"{name}.py"))),

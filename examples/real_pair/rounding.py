@@ -9,7 +9,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from hf_semspec.evaluation.tasks import gsm8k
 from hf_semspec.tools.loading import encode
 from hf_semspec.tools.machine import describe
 
+from .results import NEW_TOKENS as RECORDED_TOKENS
 from .results import load_pair
 
 NEW_TOKENS = 220
@@ -40,8 +41,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 def measure(target: Any, draft: Any, ids: torch.Tensor, gamma: int) -> dict[str, Any]:
     """The texts of plain decoding and of the exact scheme for one prompt `(1, length)`, and their first difference.
 
-    At the difference: both tokens, and the logits of each as the target gives them in bfloat16 on the whole text
-    before it; the float32 ones are added by [`add_exact_gaps`].
+    At the difference: both tokens, and the text before it; the logits are added by [`add_gaps`].
     """
     common = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
     mask = torch.ones_like(ids)
@@ -56,7 +56,6 @@ def measure(target: Any, draft: Any, ids: torch.Tensor, gamma: int) -> dict[str,
         before = plain[:, : width + place]
         pair = [text[place] for text in texts]
         entry |= {"before": before[0, width:].tolist(), "pair": pair}
-        entry["bfloat16"] = logits_of(target, before, pair)
     return entry
 
 
@@ -69,14 +68,43 @@ def logits_of(target: Any, ids: torch.Tensor, pair: Sequence[int]) -> dict[str, 
     return {"logits": values, "gap": abs(values[0] - values[1]), "ranks": ranks}
 
 
-def add_exact_gaps(target: Any, entries: Sequence[dict[str, Any]]) -> None:
-    """Give every difference the same figures from the target in float32, which is cast where it stands."""
-    open_entries = [entry for entry in entries if "pair" in entry and "float32" not in entry]
-    if open_entries:
-        target.float()
-    for entry in open_entries:
-        ids = torch.tensor([[*entry["prompt"], *entry["before"]]])
-        entry["float32"] = logits_of(target, ids, entry["pair"])
+def add_gaps(target: Any, entries: Sequence[dict[str, Any]], save: Callable[[], None]) -> None:
+    """Give every difference the figures from the target as it is, then in float32, to which it is cast where it
+    stands; `save` is called after each."""
+    for kind in ("bfloat16", "float32"):
+        left = [entry for entry in entries if "pair" in entry and kind not in entry]
+        if left and kind == "float32":
+            target.float()
+        for entry in left:
+            ids = torch.tensor([[*entry["prompt"], *entry["before"]]])
+            entry[kind] = logits_of(target, ids, entry["pair"])
+            save()
+
+
+def from_records(folder: Path, tokenizer: Any, task: Any, name: str, limit: int) -> list[dict[str, Any]]:
+    """The first differences between the target's texts and those of the contender `name` in a run of
+    `hf-semspec eval`, of the first `limit` problems. The texts are encoded anew."""
+    texts: dict[tuple[str, int], list[int]] = {}
+    for part in sorted((folder / "parts").glob("*.jsonl")):
+        for record in map(json.loads, part.read_text(encoding="utf-8").splitlines()):
+            if record.get("contender") not in ("target", name):
+                continue
+            for prompt, text, length in zip(record["prompts"], record["texts"], record["new_tokens"], strict=True):
+                ids = tokenizer(text, add_special_tokens=False).input_ids
+                ended = [tokenizer.eos_token_id] * (length > len(ids))
+                texts[record["contender"], prompt] = [*ids, *ended]
+    entries = []
+    for prompt in range(limit):
+        pair = [texts.get((who, prompt)) for who in ("target", name)]
+        if pair[0] is None or pair[1] is None:
+            continue
+        place = first_difference(*pair)
+        entry: dict[str, Any] = {"prompt": encode(tokenizer, task.question(prompt))[0].tolist()}
+        entry |= {"tokens": [len(text) for text in pair], "differs_at": place}
+        if place is not None and place < min(entry["tokens"]):
+            entry |= {"before": pair[0][:place], "pair": [text[place] for text in pair]}
+        entries.append(entry)
+    return entries
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -95,10 +123,17 @@ def markdown(result: dict[str, Any]) -> str:
         if "float32" in entry
     ]
     head = ["answer", "first difference at token", "gap, bfloat16", "gap, float32", "ranks, float32", "logit"]
+    gaps = sorted(entry["float32"]["gap"] for entry in entries if "float32" in entry)
     text = (
         f"{origin(result['meta'])}\n\n{len(parted)} of {len(entries)} answers of up to {result['new_tokens']} tokens "
-        f"left plain decoding's, at γ = {result['gamma']}."
+        f"left plain decoding's, at γ = {result['gamma']}; {len(gaps)} of the differences have been looked at."
     )
+    if gaps:
+        rounded = max(entry["bfloat16"]["gap"] for entry in entries if "float32" in entry)
+        text += (
+            f" Their gaps in float32: median {gaps[len(gaps) // 2]:.3f}, largest {gaps[-1]:.3f}; in bfloat16 the "
+            f"largest is {rounded:.3f}."
+        )
     return text + ("\n\n" + markdown_table(head, rows) if rows else "")
 
 
@@ -110,6 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--limit", type=int, default=8, metavar="N", help="answers (default 8)")
     parser.add_argument("--gamma", type=int, default=5, metavar="N", help="tokens drafted a round (default 5)")
+    parser.add_argument("--records", type=Path, metavar="DIR", help="decode nothing: the texts of this run of eval")
     parser.add_argument("--page", type=Path, metavar="FILE", help="measure nothing, write the result into this page")
     arguments = parser.parse_args(given)
     file = arguments.out / f"{NAME}.json"
@@ -123,13 +159,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = json.loads(file.read_text(encoding="utf-8"))
     task = gsm8k(arguments.data)
     target, draft, tokenizer = load_pair()
-    for index in range(len(result["answers"]), arguments.limit):
+    if arguments.records is not None and not result["answers"]:
+        result["answers"] = from_records(arguments.records, tokenizer, task, "lossless", arguments.limit)
+        result["new_tokens"] = RECORDED_TOKENS
+    for index in range(len(result["answers"]), 0 if arguments.records is not None else arguments.limit):
         ids = encode(tokenizer, task.question(index))
         result["answers"].append(measure(target, draft, ids, result["gamma"]))
         print(index, result["answers"][-1]["differs_at"], file=sys.stderr, flush=True)
         write(file, result)
-    add_exact_gaps(target, result["answers"])
-    write(file, result)
+    add_gaps(target, result["answers"], lambda: write(file, result))
     print(markdown(result))
     return 0
 

@@ -1,4 +1,4 @@
-"""The command line: `hf-semspec demo`, `generate`, `trace`, `check`, `bench`, `eval`, `models` and `export-recipe`."""
+"""The command line `hf-semspec`: single prompts, files of them, pages, measurements and exports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,8 @@ from ..tools.wheels import located
 from . import demo as demo_command
 from . import models
 from .comparison import PLAIN, Run, comparison_table, decode, plain_config
+from .console import console as make_console
+from .scheme_files import add_scheme_file, run_scheme_files
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        _run_scheme_files(argv)  # first, for the parser knows the schemes by name
+        run_scheme_files(argv)  # first, for the parser knows the schemes by name
         arguments = _parser().parse_args(argv)
         run: Callable[[argparse.Namespace, str], int] = arguments.run
         return run(arguments, shlex.join(["hf-semspec", *argv]))
@@ -56,15 +57,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hf-semspec", description="Speculative decoding behind generate().")
-    _add_scheme_file(parser)
+    add_scheme_file(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="every scheme beside plain decoding")
     demo_command.add_arguments(demo)
     demo.set_defaults(run=demo_command.execute)
 
-    generate = commands.add_parser("generate", help="decode a prompt with a scheme, then plainly, and compare")
-    _add_decoding(generate)
+    generate = commands.add_parser("generate", help="decode a prompt and compare, or a file of prompts")
+    _add_decoding(generate, prompt=False)
+    from ..jobs import command as job_command
+
+    job_command.add_arguments(generate)
+    from ..jobs import served
+
+    served.add_arguments(commands.add_parser("parse", help="a file of prompts by parse, over two servers"), _setting)
     generate.set_defaults(run=_generate)
 
     trace = commands.add_parser("trace", help="decode a prompt with a scheme and save a page that shows every token")
@@ -97,39 +104,11 @@ def _parser() -> argparse.ArgumentParser:
     models.add_arguments(offered)
     offered.set_defaults(run=models.execute)
     for command_parser in (generate, trace, bench, advise, export, evaluate):
-        _add_scheme_file(command_parser)
+        add_scheme_file(command_parser)
     return parser
 
 
-def _add_scheme_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--scheme-file",
-        action="append",
-        metavar="FILE.py",
-        help="run this file first, which registers a scheme of your own; may be repeated",
-    )
-
-
-def _run_scheme_files(argv: Sequence[str]) -> None:
-    """Run the files that `--scheme-file` names, once a process."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    _add_scheme_file(parser)
-    for name in parser.parse_known_args(argv)[0].scheme_file or ():
-        path = Path(name).resolve()
-        if str(path) in sys.modules:
-            continue
-        spec = spec_from_file_location(str(path), path)
-        if spec is None or spec.loader is None:
-            raise ValueError(f"--scheme-file {name}: must be a file of Python, FILE.py")
-        module = sys.modules[str(path)] = module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[str(path)]
-            raise
-
-
-def _add_decoding(parser: argparse.ArgumentParser) -> None:
+def _add_decoding(parser: argparse.ArgumentParser, *, prompt: bool = True) -> None:
     """What to decode, by which pair; the demo's own model by default."""
     own = " (default: the demo's SmolLM2-135M and a copy of it)"
     parser.add_argument("--model", help=TARGET_HELP + own)
@@ -137,7 +116,7 @@ def _add_decoding(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scheme", default="lossless", metavar="NAME", help=", ".join(SCHEMES) + " (default lossless)"
     )
-    parser.add_argument("--prompt", required=True, help='the prompt; "-" reads it from standard input')
+    parser.add_argument("--prompt", required=prompt, help='the prompt; "-" reads it from standard input')
     parser.add_argument("--raw", action="store_true", help="pass the prompt as it is, without the chat template")
     parser.add_argument("--max-new-tokens", type=_positive, default=128, metavar="N")
     parser.add_argument(
@@ -157,9 +136,15 @@ def _add_decoding(parser: argparse.ArgumentParser) -> None:
 
 
 def _generate(arguments: argparse.Namespace, command: str) -> int:
-    console = _console()
+    console = make_console()
     logging.disable_progress_bar()
     config = _config_of(arguments)
+    if arguments.input is not None:
+        from ..jobs import command as job_command
+
+        return job_command.execute(arguments, config)
+    if arguments.prompt is None:
+        raise ValueError("--prompt is missing, or --input with --output")
     model, tokenizer, draft, ids = _pair_of(arguments, config, console)
     run, plain = Run(arguments.scheme), Run(PLAIN)
     torch.manual_seed(arguments.seed)
@@ -174,7 +159,7 @@ def _generate(arguments: argparse.Namespace, command: str) -> int:
 
 
 def _trace(arguments: argparse.Namespace, command: str) -> int:
-    console = _console()
+    console = make_console()
     logging.disable_progress_bar()
     out = Path(arguments.out)
     if not out.parent.is_dir():
@@ -231,14 +216,6 @@ def _pair_of(arguments: argparse.Namespace, config: SemSpecConfig, console: Any)
     with console.status(f"loading the draft {draft_name}"):
         draft = load_named_draft(draft_name, model, device=device)
     return model, tokenizer, draft, encode(tokenizer, prompt, chat=not arguments.raw)
-
-
-def _console() -> Any:
-    if find_spec("rich") is None:
-        raise ImportError('The command line draws its tables with rich: pip install "hf-semspec[demo]"')
-    from rich.console import Console
-
-    return Console()
 
 
 def _positive(text: str) -> int:

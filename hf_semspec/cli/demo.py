@@ -21,6 +21,7 @@ from ..tools import models
 from ..tools.loading import MADE, encode, own_draft
 from ..tools.wheels import located
 from .comparison import PLAIN, Run, checked_table, comparison_table, decode, plain_config, verdicts_table
+from .console import console as make_console
 
 SMOLLM2, QWEN = "smollm2", "qwen2.5-coder"
 LAB_PROBLEMS = 12
@@ -49,10 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace, command: str) -> int:
     """Show the lab's pair where there is one, then a real model; 0 if all went well."""
-    from rich.console import Console
-
     logging.disable_progress_bar()
-    console = Console()
+    console = make_console()
     if arguments.lab is not None:
         show_lab(arguments.lab, console)
     show_text(arguments, console)

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ..tools import wheels
+from .console import console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +19,7 @@ def execute(arguments: argparse.Namespace, command: str) -> int:
     for name in arguments.names:
         print(wheels.fetch(name))
     if not arguments.names:
-        from rich.console import Console
-
-        Console().print(_table())
+        console().print(_table())
     return 0
 
 

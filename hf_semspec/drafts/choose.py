@@ -12,6 +12,7 @@ from ..engine.processors import Processors, of_rank_0
 from ..engine.timing import costs_of
 from .chain import ChainGenerator
 from .forced import ForcedFirst
+from .heads import is_head
 from .ngram import NGramFirst, NGramGenerator
 from .other_tokenizer import ForeignGenerator
 from .vocabulary import first_clash
@@ -86,6 +87,11 @@ def chain_generator(
     if first_clash(*tokenizers) is None:
         source = None if decoder is not None else call.sources.of_draft()
         common |= {"batch": call.batch, "decoder": decoder, "source": source}
+        if is_head(request.draft):
+            from .heads.generator import HeadGenerator  # imports a model of transformers
+
+            common = {key: value for key, value in common.items() if key not in ("decoder", "source", "static")}
+            return HeadGenerator(request.draft, call.vocabulary, **common)
         chains = ChainGenerator(request.draft, call.vocabulary, **common)
         _show_images(call, chains)
         return chains

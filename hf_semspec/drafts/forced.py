@@ -41,10 +41,12 @@ class ForcedFirst(Drafter):
         self.device = device
         self.own_vocabulary = inner.own_vocabulary
         self.decoder = inner.decoder
+        self.taps = inner.taps
         self.ngrams = inner.ngrams if isinstance(inner, NGramFirst) else inner
         model = inner.model if isinstance(inner, NGramFirst) else inner
-        # Text of its own, or layers that cannot go back into what was read at once.
-        self.waits = isinstance(model, ForeignGenerator) or bool(getattr(inner.decoder, "recurrent", False))
+        # Text of its own, the target's states, or layers that cannot go back into what was read at once.
+        recurrent = bool(getattr(inner.decoder, "recurrent", False))
+        self.waits = isinstance(model, ForeignGenerator) or bool(inner.taps) or recurrent
         self._runs: list[list[int]] = []
         self._asked: list[int] = []
 
@@ -160,6 +162,10 @@ class ForcedFirst(Drafter):
     def learn(self, row: int, ids: Sequence[int]) -> None:
         """As `inner`."""
         self.inner.learn(row, ids)
+
+    def see(self, states: torch.Tensor, starts: Sequence[int]) -> None:
+        """As `inner`."""
+        self.inner.see(states, starts)
 
     def resume(self, states: Sequence[RowStates], lengths: Sequence[int]) -> None:
         """As `inner`."""

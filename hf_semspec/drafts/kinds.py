@@ -2,7 +2,10 @@
 
 from typing import Any
 
+from .heads import is_head
+
 _STOCK = "transformers drafts with it itself: generate(..., {arguments}, semspec=None)"
+_LOADED = "load_draft(folder, target=model) makes a draft of it that lossless and easd take"
 _NONE = (
     'transformers has no decoding for it: pass a small causal LM or load_draft(model, quantization="nf4"), or look '
     'drafts up with SemSpecConfig("lossless", draft="ngram")'
@@ -23,7 +26,7 @@ _KINDS: dict[str, tuple[str, str]] = {
         "transformers drafts with the heads in the target's own checkpoint: generate(..., use_mtp=True, "
         "semspec=None) without assistant_model",
     ),
-    "eagle": ("an EAGLE draft, which reads the target's hidden states", _NONE),
+    "eagle": ("an EAGLE draft, which reads the target's hidden states", _LOADED),
     "heads": ("a set of draft heads (Medusa, MLP speculator), which read the target's hidden states", _NONE),
 }
 
@@ -43,11 +46,33 @@ STOCK_CALLS = {
 
 def other_kind(draft: Any) -> str | None:
     """What `draft` is and the call that works, if it drafts by other means than a causal LM's own law."""
-    kind = _kind(draft)
+    kind = None if is_head(draft) else _kind(draft)
     if kind is None:
         return None
     what, way_out = _KINDS[kind]
     return f"is {what}: {way_out}"
+
+
+def check_head(draft: Any, model: Any, scheme: Any) -> None:
+    """Refuse an EAGLE-3 head where it cannot draft.
+
+    Raises:
+        ValueError: names the option and the way out.
+    """
+    if not is_head(draft):
+        return
+    if scheme.name not in ("lossless", "easd"):
+        raise ValueError(
+            f"the scheme {scheme.name!r} lets its draft write by itself, and an EAGLE-3 head only follows the "
+            "target's hidden states: pass a small causal LM, or take lossless or easd"
+        )
+    if getattr(scheme, "draft", "model") != "model" or getattr(scheme, "compile_draft", False):
+        raise ValueError('an EAGLE-3 head drafts alone and uncompiled: leave out draft="ngram..." and compile_draft')
+    shared = draft.get_input_embeddings()
+    if not draft.config.own_embeddings and not any(shared is module for module in model.modules()):
+        raise ValueError("the EAGLE-3 head was loaded for another model: load it with target=model")
+    if draft.config.vocab_size != model.config.get_text_config().vocab_size:
+        raise ValueError("the EAGLE-3 head was made for another vocabulary: load it with target=model")
 
 
 def _kind(draft: Any) -> str | None:

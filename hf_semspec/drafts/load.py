@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def load_draft(
     source: str | os.PathLike[str] | PreTrainedModel,
     *,
+    target: PreTrainedModel | None = None,
     quantization: str | None = None,
     layers: int | None = None,
     device: str | int | torch.device | None = None,
@@ -38,6 +39,9 @@ def load_draft(
         source (`str`, `os.PathLike` or `PreTrainedModel`):
             A Hub id, a folder, or a loaded model, also one wrapped by PEFT. One that is quantized itself has only
             its first layers to give.
+        target (`PreTrainedModel`, *optional*):
+            For an EAGLE-3 head, which drafts with it alone: the loaded model that the head was trained for. It is
+            shared, not copied.
         quantization (`str`, *optional*):
             `"nf4"` (4-bit, QLoRA, arXiv 2305.14314), `"fp4"` or `"int8"` (LLM.int8(), arXiv 2208.07339), all by
             bitsandbytes; `"torchao-int8"` or `"torchao-int4"` (weights only, by torchao); `"hqq"` (4-bit, by HQQ);
@@ -66,6 +70,21 @@ def load_draft(
     """
     if quantization is not None:
         check_quantization(quantization, kwargs)
+    if isinstance(source, (str, os.PathLike)):
+        from .heads.load import head_entries, load_head  # imports a model of transformers
+
+        entries = None if "gguf_file" in kwargs else head_entries(source, kwargs)
+        if entries is not None:
+            if target is None:
+                raise ValueError(
+                    f"{source} is an EAGLE-3 head, which reads its target's hidden states: pass the loaded model, "
+                    "load_draft(..., target=model)."
+                )
+            if quantization is not None or layers is not None:
+                raise ValueError("A head is one small layer: leave out `quantization` and `layers`.")
+            return load_head(source, entries, target, device, dtype, kwargs)
+    if target is not None:
+        raise ValueError(f"`target` is for EAGLE-3 heads, and {source!s:.80} is none: leave it out.")
     if isinstance(source, (str, os.PathLike)):
         if layers is not None:
             raise ValueError(

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..engine.hooks import is_hooked
 from ..engine.mapped_model import MappedModel
 from ..engine.mixers import has_recurrent_layers
-from ..engine.model import Fed, has_adapting_rope, takes_masks
+from ..engine.model import Fed, Wanted, has_adapting_rope, takes_masks
 from ..engine.sources import Source
 
 # Columns to begin with: each time the cache doubles, its buffers move and the forward is captured anew.
@@ -40,7 +40,7 @@ class StaticDraft(MappedModel):
         self._step: _Step | None = None
 
     def _feed(
-        self, source: Source, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool = False
+        self, source: Source, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: Wanted = False
     ) -> Fed:
         if ids.shape[1] > 1 or not self.cache.is_filled or with_hidden:
             return super()._feed(source, ids, ends, keep, with_hidden)

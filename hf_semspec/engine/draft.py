@@ -36,12 +36,13 @@ class Drafter:
     """What [`Speculation`] asks of a drafter, and tells it: to one without a cache most of that means nothing.
 
     `chains` is the number of drafts a row, `decoder` the model that drafts, if there is one; a committed id from
-    `own_vocabulary` on is one that it has no embedding for.
+    `own_vocabulary` on is one that it has no embedding for. `taps` are the target's hidden states that it reads.
     """
 
     chains: int = 1
     own_vocabulary: int = sys.maxsize
     decoder: CachedModel | None = None
+    taps: tuple[int, ...] = ()
 
     @property
     def caches(self) -> list[RaggedCache]:
@@ -65,6 +66,10 @@ class Drafter:
 
     def learn(self, row: int, ids: Sequence[int]) -> None:
         """Take note of what was committed to a row of the caller's batch."""
+
+    def see(self, states: torch.Tensor, starts: Sequence[int]) -> None:
+        """Take the target's hidden states `taps` of tokens from `starts` on, (rows, width, states * size); those past
+        what is committed next mean nothing."""
 
     def resume(self, states: Sequence[RowStates], lengths: Sequence[int]) -> None:
         """Go on with rows of `lengths` tokens, the last of which was never fed, of which the cache held `states`."""

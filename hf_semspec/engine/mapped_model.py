@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from .cache import text_config
-from .model import CachedModel, Fed
+from .model import CachedModel, Fed, Wanted
 from .sources import Source
 
 
@@ -39,7 +39,7 @@ class MappedModel(CachedModel):
         pad, eos = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
         self.substitute = next(i for i in (pad, *_ids(eos), 0) if i is not None)
 
-    def forward(self, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool = False) -> Fed:
+    def forward(self, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: Wanted = False) -> Fed:
         """As [`CachedModel.forward`]; the logits are float32 and stand on the target's vocabulary."""
         logits, hidden = super().forward(self._known(ids), ends, keep, with_hidden)
         return Fed(self._mapped(logits.to(device=self.law_device, dtype=torch.float32)), hidden)

@@ -49,13 +49,12 @@ def mixers_of(model: Any, reader: Callable[..., Any]) -> dict[int, nn.Module]:
         return {}
     if model not in _found and model not in _refused:
         _found[model] = _listened(model)
-        reason: str | None = "its layers could not be tried"
         try:
             reason = _reason(model, reader)
-        finally:
-            if reason is not None:
-                del _found[model]
+        except Exception as error:  # whatever a layer trips over, that is what is told
+            reason = f"its layers could not be read in blocks ({type(error).__name__}: {error})"
         if reason is not None:
+            del _found[model]
             _refused[model] = reason
     if model in _refused:
         raise ValueError(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
@@ -12,23 +12,13 @@ from transformers import PreTrainedModel
 from ..common.warn_once import warn_once
 from ..common.wrappers import forward_parameters
 from .cache import Cache, RaggedCache, attention_windows, cache_argument, text_config
-from .hooks import call_for_hidden, is_hooked
+from .fed import Fed as Fed
+from .fed import Wanted as Wanted
+from .hooks import call_for_hidden, call_for_states, is_hooked
 from .masks import Masks, Slots, padding_mask
 from .mixers import RECURRENT, mixers_of
 from .recurrent import RecurrentCache
 from .sources import Source
-
-
-class Fed(NamedTuple):
-    """What a forward gave.
-
-    Args:
-        logits: (batch, kept places, vocabulary).
-        hidden: (batch, width, size) of the last layer, after the final norm, at every place; `None` if not asked for.
-    """
-
-    logits: torch.Tensor
-    hidden: torch.Tensor | None
 
 
 class CachedModel:
@@ -84,8 +74,8 @@ class CachedModel:
         """
         return self.forward(ids, ends, keep).logits
 
-    def forward(self, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool = False) -> Fed:
-        """As [`CachedModel.feed`], with the hidden states if they are wanted."""
+    def forward(self, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: Wanted = False) -> Fed:
+        """As [`CachedModel.feed`], with the last hidden states if they are wanted, or those named."""
         if self.source.positions == "counted" and not _in_step(ends, ids.shape[1]):
             return self._feed_in_parts(ids, ends, keep, [min(ids.shape[1], end) for end in ends], with_hidden)
         if isinstance(self.cache, RecurrentCache):
@@ -96,7 +86,12 @@ class CachedModel:
         return self._feed(self.source, ids, ends, keep, with_hidden)
 
     def _feed(
-        self, source: Source, ids: torch.Tensor, ends: Sequence[int], keep: int, with_hidden: bool = False
+        self,
+        source: Source,
+        ids: torch.Tensor,
+        ends: Sequence[int],
+        keep: int,
+        with_hidden: Wanted = False,
     ) -> Fed:
         """As `forward`, for rows of which `source` has the cache."""
         width, low, high = ids.shape[1], min(ends), max(ends)
@@ -116,7 +111,12 @@ class CachedModel:
         return Fed(logits if logits.shape[1] == keep else logits[:, -keep:], hidden)
 
     def _feed_in_parts(
-        self, ids: torch.Tensor, ends: Sequence[int], keep: int, widths: Sequence[int], with_hidden: bool
+        self,
+        ids: torch.Tensor,
+        ends: Sequence[int],
+        keep: int,
+        widths: Sequence[int],
+        with_hidden: Wanted,
     ) -> Fed:
         """A forward for each length and width of a row's block, for a model that counts what the cache holds, or whose
         states cannot all be put back to one width."""
@@ -219,7 +219,7 @@ class CachedModel:
         mask: Any,
         positions: torch.Tensor,
         keep: int | torch.Tensor,
-        with_hidden: bool = False,
+        with_hidden: Wanted = False,
     ) -> Fed:
         """One counted call of the model, see `_call`."""
         began = time.perf_counter()
@@ -239,7 +239,7 @@ class CachedModel:
         mask: Any,
         positions: torch.Tensor,
         keep: int | torch.Tensor,
-        with_hidden: bool = False,
+        with_hidden: Wanted = False,
     ) -> Fed:
         """One call of the model, which may return logits beyond `keep`, a number of last places or an index."""
         arguments: dict[str, Any] = {
@@ -258,7 +258,12 @@ class CachedModel:
         arguments = source.arguments(arguments, self.cache_name)
         noted = source.cache.reading() if isinstance(source.cache, RecurrentCache) else nullcontext()
         with torch.inference_mode() if self.inference_mode else torch.no_grad(), noted:
-            output, hidden = call_for_hidden(self.model, arguments) if with_hidden else (self.model(**arguments), None)
+            if not with_hidden:
+                return Fed(self.model(**arguments).logits, None)
+            if isinstance(with_hidden, tuple):
+                output, hidden = call_for_states(self.model, arguments, with_hidden)
+            else:
+                output, hidden = call_for_hidden(self.model, arguments)
         return Fed(output.logits, hidden)
 
     def _columns(self, ends: Sequence[int], width: int, uniform: bool) -> torch.Tensor:

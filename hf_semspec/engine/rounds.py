@@ -70,7 +70,7 @@ class Speculation:
         self.processors = processors or Processors(call.request.processors)
         self.resampled: list[tuple[int, int]] = []
         self.keep_states = keep_states
-        self.with_hidden = with_hidden
+        self.with_hidden = drafter.taps or with_hidden
         self.pause_masked = pause_masked
         self.paused: list[int] = []
         self.masked: set[int] = set()
@@ -84,7 +84,9 @@ class Speculation:
 
     def prefill(self, cached: Sequence[int]) -> None:
         """Feed what `target` lacks of the rows, of which it holds `cached` tokens each, and commit one plain token a
-        row."""
+        row; a drafter that reads the target's states needs those of the whole prompt."""
+        if self.drafter.taps:
+            cached = [length - own for length, own in zip(*self._both_lengths(), strict=True)]
         block = self.read_prompts(cached)
         self.commit(block, self.plain(block))
 
@@ -196,6 +198,7 @@ class Speculation:
         """Count what became of the block, and go on with what is kept of it: text, caches, and the drafter's notes."""
         call, canvas, live = self.call, self.call.canvas, self.live
         starts = [canvas.generated[row] for row in live]
+        self._show(block, decided)
         if call.trace is not None:
             call.trace.block(block, decision, live, starts, decided)
         self._count(block.draft, decided, kept)
@@ -213,6 +216,20 @@ class Speculation:
         self._align(decided.chains, block.scores.shape[2] - 1)
         self.target.settle([length - 1 for length in call.lengths(live) for _ in range(self.chains)])
         self.drafter.commit(canvas.lengths(live))
+
+    def _both_lengths(self) -> tuple[list[int], list[int]]:
+        """Tokens of the live rows, with and without those before the caller's ids."""
+        return self.call.lengths(self.live), self.call.canvas.lengths(self.live)
+
+    def _show(self, block: Block, decided: Decided) -> None:
+        """Show a drafter that reads the target's states those of the committed chains; call before rows hold more."""
+        if not self.drafter.taps or block.hidden is None:
+            return
+        width, drafted = block.hidden.shape[1], block.scores.shape[2] - 1
+        chains = 1 if len(block.hidden) == len(self.live) else self.chains
+        places = [i * chains + (chain if chains > 1 else 0) for i, chain in enumerate(decided.chains)]
+        states = block.hidden if chains == 1 else block.hidden[places]
+        self.drafter.see(states, [length + drafted - width for length in self.call.canvas.lengths(self.live)])
 
     def _count(self, draft: Draft | None, decided: Decided, kept: Sequence[int]) -> None:
         for i, row in enumerate(self.live):

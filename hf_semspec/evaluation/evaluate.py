@@ -95,7 +95,7 @@ def evaluate(
     _check_draft(chosen, draft)
     dtype_by_name(dtype)
     definition = _define(plan, model, draft, dtype, chat)
-    state = _processes(device)
+    state = processes(device)
     device = f"cuda:{state.local_process_index}" if device is None and state.device.type == "cuda" else device
     device = device_by_name(device)
     journal = Journal(None if out is None else Path(out), state.process_index)
@@ -222,7 +222,7 @@ def _check_installed() -> None:
         raise ImportError(f'The evaluator needs {", ".join(missing)}: pip install "hf-semspec[eval]"')
 
 
-def _processes(device: str | None) -> Any:
+def processes(device: str | None) -> Any:
     """accelerate's view of the processes: one, unless a launcher started several."""
     from accelerate import PartialState
 

@@ -9,7 +9,7 @@ from ..common.fields import bad_value, shown
 from ..common.warn_once import warn_once
 from ..common.wrappers import forward_parameters, prompt_adapter
 from ..drafts.choose import asks_for_model
-from ..drafts.kinds import STOCK_CALLS, other_kind
+from ..drafts.kinds import STOCK_CALLS, check_head, other_kind
 from ..drafts.other_tokenizer import shared_tokens
 from ..drafts.static import check_static
 from ..drafts.vocabulary import check_vocabularies, vocabulary_size
@@ -62,6 +62,7 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         if value is not None and not callable(value):
             raise ValueError(f"{option} must be a loaded tokenizer, as AutoTokenizer makes it, but is {shown(value)}")
     _check_presence(scheme, draft, mode_kwargs)
+    check_head(draft, model, scheme)
     check_encoders(model, draft, scheme)
     for option, off in _REFUSED.items():
         value = getattr(config, option, None)
@@ -189,7 +190,11 @@ def _reason_against(model: Any) -> str | None:
     wrapper = wrapper and len(parameters) <= 2
     if not wrapper and not {"cache", "past_key_values"} & set(parameters):
         return "takes no key/value cache, which every scheme needs"
-    if not wrapper and "position_ids" not in parameters and not kinds <= RECURRENT - {"hybrid"}:
+    if (
+        not wrapper
+        and "position_ids" not in parameters
+        and (not recurrent or kinds & {*ROLLBACK_LAYER_TYPES, "hybrid"})
+    ):
         return "takes no position_ids, so rows of unequal length cannot be told apart"
     if getattr(config, "alibi", False):
         return "builds its position biases from a 2-D mask (alibi)"

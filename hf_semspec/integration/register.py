@@ -134,31 +134,31 @@ def _semspec_decoding(
     loops."""
     records = open_records()
     scheme = scheme_from_dict(generation_config.semspec)
-    check_adapters(model, scheme, len(input_ids))
+    ending = None if streamer is None else OneEnd(streamer)
     eos = generation_config._eos_token_tensor
     ends = [] if eos is None else eos.flatten().tolist()
-    processors = check_processors(logits_processor, input_ids, text_config(model).vocab_size, ends)
-    request = Request(
-        model=model,
-        draft=assistant_model,
-        scheme=scheme,
-        generation_config=generation_config,
-        input_ids=input_ids,
-        processors=processors,
-        criteria=stopping_criteria,
-        streamer=None if streamer is None else OneEnd(streamer),
-        model_kwargs=model_kwargs,
-        tokenizer=tokenizer,
-        assistant_tokenizer=assistant_tokenizer,
-        inputs_tensor=inputs_tensor,
-        trace=bool(getattr(generation_config, "trace", False)),
-    )
     try:
+        check_adapters(model, scheme, len(input_ids))
+        request = Request(
+            model=model,
+            draft=assistant_model,
+            scheme=scheme,
+            generation_config=generation_config,
+            input_ids=input_ids,
+            processors=check_processors(logits_processor, input_ids, text_config(model).vocab_size, ends),
+            criteria=stopping_criteria,
+            streamer=ending,
+            model_kwargs=model_kwargs,
+            tokenizer=tokenizer,
+            assistant_tokenizer=assistant_tokenizer,
+            inputs_tensor=inputs_tensor,
+            trace=bool(getattr(generation_config, "trace", False)),
+        )
         output, stats = SCHEMES[scheme.name].decode(request)
     except BaseException:
-        if request.streamer is not None:
+        if ending is not None:
             with contextlib.suppress(Exception):  # what went wrong first is what is told
-                request.streamer.end()
+                ending.end()
         raise
     if request.trace:
         output.trace.stats, output.trace.tokenizer = stats.to_dict(), tokenizer

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
 
 # What says so in a checkpoint, and what the message names.
 NAMED: dict[str, tuple[dict[str, Any], str]] = {
-    "eagle3 architecture": ({"architectures": ["LlamaForCausalLMEagle3"]}, "EAGLE.*no decoding for it.*load_draft"),
+    "eagle3 architecture": ({"architectures": ["LlamaForCausalLMEagle3"]}, "EAGLE.*load_draft.*target=model"),
     "eagle3 vocabulary": ({"draft_vocab_size": 32}, "EAGLE"),
     "eagle3 of speculators": ({"speculators_model_type": "eagle3"}, "EAGLE"),
     "dflash architecture": (

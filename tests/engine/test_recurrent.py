@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from transformers import PreTrainedModel
 
 from examples.benchmarks.recurrent_models import FAMILIES, REFUSED, recurrent
 from hf_semspec import SemSpecConfig, load_draft
+from hf_semspec.bench.costs import forward_seconds
 from hf_semspec.engine.model import CachedModel
 from hf_semspec.engine.recurrent import RecurrentCache
+from tests.drafts.heads.shared import weights, write
 from tests.helpers import EXACT, WEAK_DRAFTS, Forwards, assisted, cache_of, new_tokens, plain, plain_rows, refuses
 from tests.models import draft_of, prompts, tiny
 from tests.statistics import deviations
@@ -21,7 +24,13 @@ pytestmark = WEAK_DRAFTS
 RAGGED = (3, 8, 6)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# Whose layers are those of another family.
+ALIKE = ("qwen3_next", "qwen3_5_moe_text", "lfm3", "lfm2_moe", "lara_mini", "kimi_linear", "bailing_hybrid")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(f, marks=pytest.mark.grid) if f in ALIKE else f for f in FAMILIES]
+)
 def target(request: pytest.FixtureRequest) -> PreTrainedModel:
     return recurrent(request.param)
 
@@ -264,6 +273,25 @@ def test_the_first_layers_draft() -> None:
     for layers in (1, 2):
         output = assisted(target, load_draft(target, layers=layers), inputs, max_new_tokens=20)
         assert torch.equal(new_tokens(output, inputs), plain_rows(target, inputs, max_new_tokens=20))
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "mamba2"])
+def test_a_head_drafts(family: str, tmp_path: Path) -> None:
+    target = recurrent(family)
+    head = load_draft(write(tmp_path, "specforge", weights(target)), target=target)
+    inputs = prompts(RAGGED, seed=2)
+    expected = plain_rows(target, inputs, max_new_tokens=16)
+    for kind in ("lossless", "chains"):
+        output = assisted(target, head, inputs, kind, max_new_tokens=16)
+        assert torch.equal(new_tokens(output, inputs), expected)
+
+
+def test_costs_are_measured_with_what_putting_back_takes() -> None:
+    target = recurrent("qwen3_5_text", dtype=torch.float32)
+    with Forwards(target) as spy:
+        seconds = forward_seconds({"one": (target, 1), "five": (target, 5)}, batch=2, context=6, repeats=2)
+    assert sorted(seconds) == ["five", "one"] and min(seconds.values()) > 0
+    assert spy.widths[-6:] == [1, 5] * 3
 
 
 def test_no_hook_is_left_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

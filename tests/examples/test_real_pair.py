@@ -7,7 +7,8 @@ import torch
 
 from examples.real_pair import page, results, rounding
 from hf_semspec.evaluation.contenders import parse_contenders
-from tests.models import draft_of, tiny
+from hf_semspec.evaluation.tasks import Example, Task
+from tests.models import draft_of, tiny, tokenizer
 
 FOUND = {
     "parse": {"full": {"threshold": 0.9}, "prefix": {"threshold": 0.8}},
@@ -15,7 +16,7 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("name", ["greedy", "sampled", "exact", "one_by_one", "stock"])
+@pytest.mark.parametrize("name", ["greedy", "sampled", "one_by_one", "stock"])
 def test_the_contenders_of_a_run_are_understood_and_grow_level_by_level(name):
     levels = results.contenders(FOUND)[name]
     before = []
@@ -52,12 +53,34 @@ def test_exact_texts_have_no_difference_and_a_wrong_one_shows_its_gap(monkeypatc
     target.generate = wrong
     entry = rounding.measure(target, draft, ids, 3)
     assert entry["differs_at"] == 3
-    rounding.add_exact_gaps(target, [entry])
+    saved = []
+    rounding.add_gaps(target, [entry], lambda: saved.append(1))
+    assert len(saved) == 2
     row = target(torch.tensor([[*entry["prompt"], *entry["before"]]])).logits[0, -1]
     assert entry["float32"]["ranks"][1] == 0
     gap = float((row[entry["pair"][0]] - row[entry["pair"][1]]).detach().abs())
     assert entry["float32"]["gap"] == pytest.approx(gap, abs=1e-4)
     assert entry["float32"]["gap"] > 0
+
+
+def test_differences_are_found_in_the_record_of_a_run(tmp_path):
+    words, task = (
+        tokenizer(),
+        Task(name="t", examples=(Example("a b", "1"), Example("c", "2")), extract=str, check=str.__eq__),
+    )
+    texts = {"target": ["one two", "one"], "lossless": ["one too", "one"]}
+    (tmp_path / "parts").mkdir()
+    records = [
+        {"contender": name, "prompts": [0, 1], "texts": own, "new_tokens": [99, 99]} for name, own in texts.items()
+    ]
+    (tmp_path / "parts" / "0.jsonl").write_text("\n".join(map(json.dumps, [{"session": "x"}, *records])))
+    found = rounding.from_records(tmp_path, words, task, "lossless", 3)
+    ids = [words(text, add_special_tokens=False).input_ids for text in ("one two", "one too")]
+    place = rounding.first_difference(*ids)
+    assert [entry["differs_at"] for entry in found] == [place, None]
+    assert found[0]["pair"] == [text[place] for text in ids]
+    assert found[0]["before"] == ids[0][:place]
+    assert found[0]["prompt"] == words("a b").input_ids
 
 
 def test_a_row_says_what_is_missing_and_what_was_found(tmp_path):

@@ -16,7 +16,7 @@ from ...engine.prefixes import Prefixes
 from ...engine.processors import Processors
 from ...engine.text import TokenTexts, find_tokenizer
 from .config import PARSEConfig
-from .prefixes import boundaries
+from .prefixes import boundaries, kept_prefix
 
 _ANSWER = "ANSWER-TO-BE-JUDGED"
 
@@ -74,10 +74,7 @@ class Judge:
         self.config = config
         self.tokenizer = tokenizer = find_tokenizer(call.request.model, call.request.tokenizer)
         self.labels = label_ids(tokenizer, config.labels)
-        words = dict(zip(("{correct}", "{incorrect}"), config.labels, strict=True))
-        self.part, self.full = (
-            suffix_ids(tokenizer, _filled(prompt, words)) for prompt in (config.judge_prompt, config.full_judge_prompt)
-        )
+        self.part, self.full = questions(tokenizer, config)
         self.processors = Processors(call.request.processors)
         self.context = context_of(call.request.model) or math.inf
         self.pieces = TokenTexts(tokenizer).pieces
@@ -278,6 +275,23 @@ def confidence(logits: torch.Tensor, correct: Sequence[int], incorrect: Sequence
     return torch.sigmoid(weights[0] - weights[1]).masked_fill(torch.maximum(*weights) == torch.inf, torch.nan)
 
 
+def decide(config: PARSEConfig, answer: Answer, verdict: Verdict, uniform: float) -> tuple[int, bool]:
+    """How many tokens of `answer` are kept, and whether it is returned as it is; `uniform` in [0, 1) is for
+    `boundary="random"`."""
+    accepted = answer.finished and verdict.confidences[-1] >= config.accept_threshold
+    index = kept_prefix(verdict.confidences, config.boundary, config.prefix_threshold, uniform)
+    return answer.written if accepted else verdict.lengths[index - 1] if index else 0, accepted
+
+
+def questions(tokenizer: Any, config: PARSEConfig) -> tuple[list[int], list[int]]:
+    """The ids that ask about a prefix, and about a whole answer; see [`suffix_ids`]."""
+    words = dict(zip(("{correct}", "{incorrect}"), config.labels, strict=True))
+    part, full = (
+        suffix_ids(tokenizer, filled(prompt, words)) for prompt in (config.judge_prompt, config.full_judge_prompt)
+    )
+    return part, full
+
+
 def suffix_ids(tokenizer: Any, prompt: str) -> list[int]:
     """The ids that end the answer, ask `prompt` and begin the judge's reply, by the tokenizer's chat template; plain
     text where it has none. A template that opens a thought gets it closed at once.
@@ -323,7 +337,8 @@ def label_ids(tokenizer: Any, labels: tuple[str, str]) -> tuple[list[int], list[
     return sorted(correct), sorted(incorrect)
 
 
-def _filled(prompt: str, words: dict[str, str]) -> str:
+def filled(prompt: str, words: dict[str, str]) -> str:
+    """`prompt` with the labels in their places."""
     for name, word in words.items():
         prompt = prompt.replace(name, word)
     return prompt

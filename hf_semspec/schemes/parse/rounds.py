@@ -19,9 +19,9 @@ from ...engine.rounds import Speculation
 from ..revising import make_rounds
 from .answers import AnswerWriter
 from .config import PARSEConfig
-from .judge import Answer, Judge, Verdict
+from .judge import Answer, Judge, Verdict, decide
 from .other_tokenizer import TranslatingWriter
-from .prefixes import kept_prefix, monotonicity_violations, segment_ended
+from .prefixes import monotonicity_violations, segment_ended
 
 
 class Verification:
@@ -73,9 +73,7 @@ class Verification:
         if config.boundary == "random":
             uniforms = call.randomness.uniforms(len(rows)).tolist()
         for row, answer, verdict, uniform in zip(rows, answers, verdicts, uniforms, strict=True):
-            accepted = answer.finished and verdict.confidences[-1] >= config.accept_threshold
-            index = kept_prefix(verdict.confidences, config.boundary, config.prefix_threshold, uniform)
-            kept = answer.written if accepted else verdict.lengths[index - 1] if index else 0
+            kept, accepted = decide(config, answer, verdict, uniform)
             total = answer.start + kept
             if call.trace is not None:
                 written = call.canvas.texts([row])[0][-answer.written :] if answer.written else []
