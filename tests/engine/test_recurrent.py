@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import transformers
 from transformers import PreTrainedModel
 
 from examples.benchmarks.recurrent_models import FAMILIES, REFUSED, recurrent
-from hf_semspec import SemSpecConfig, load_draft
+from hf_semspec import SemSpecConfig, load_draft, register_scheme
 from hf_semspec.bench.costs import forward_seconds
 from hf_semspec.engine.model import CachedModel
 from hf_semspec.engine.recurrent import RecurrentCache
+from hf_semspec.schemes import Acceptance, Block, TokenLevelConfig, next_law, stop, within
 from tests.drafts.heads.shared import weights, write
 from tests.helpers import EXACT, WEAK_DRAFTS, Forwards, assisted, cache_of, new_tokens, plain, plain_rows, refuses
 from tests.models import draft_of, prompts, tiny
+from tests.own_schemes import left_as_found
 from tests.statistics import deviations
 
 pytestmark = WEAK_DRAFTS
@@ -168,6 +171,40 @@ def test_no_forward_is_wider_and_none_is_added() -> None:
     assert 0 < row.accepted < row.tested
     assert set(spy.widths[1:-4]) == {5}
     assert spy.calls == 1 + row.emitted - row.accepted - row.plain + (row.plain - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedConfig(TokenLevelConfig):
+    """Accepts each draft with probability `rate`, whatever the models say."""
+
+    rate: float = within(0.5, 0, 1)
+
+
+def played(block: Block, config: PlayedConfig) -> Acceptance:
+    assert block.uniforms is not None
+    num_accepted, outcome = stop(block.uniforms < config.rate, block.valid)
+    return Acceptance(num_accepted, outcome, law=next_law(block.log_p, block.log_q, num_accepted, outcome))
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.8, 0.95])
+def test_as_many_tokens_a_forward_as_with_attention_alone(rate: float) -> None:
+    """At the same acceptance, played from the same seed, both kinds of target take the same forwards of the same
+    widths."""
+    with left_as_found():
+        register_scheme("played", PlayedConfig, accept=played)
+        config = SemSpecConfig(
+            "played", rate=rate, num_draft_tokens=4, max_new_tokens=40, do_sample=True, use_cache=False
+        )
+        found = []
+        for target in (recurrent("falcon_h1"), tiny("llama", 0, attention="sdpa")):
+            draft, inputs = draft_of(target, "near"), prompts(RAGGED, seed=1)
+            target.generate(**inputs, assistant_model=draft, generation_config=config)
+            torch.manual_seed(0)
+            with Forwards(target) as spy:
+                target.generate(**inputs, assistant_model=draft, generation_config=config)
+            found.append(spy.shapes)
+    assert found[0] == found[1]
+    assert len(found[0]) > 40 / 5
 
 
 def kept(cache: Any) -> list[torch.Tensor]:
