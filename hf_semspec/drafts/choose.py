@@ -8,7 +8,8 @@ from ..engine.costs import CostTable
 from ..engine.draft import Drafter
 from ..engine.gamma import LONGEST, ChosenLength, FixedLength
 from ..engine.mapped_model import MappedModel
-from ..engine.processors import Processors, of_rank_0
+from ..engine.processors import Processors
+from ..engine.ranks import share_value
 from ..engine.timing import costs_of
 from .chain import ChainGenerator
 from .forced import ForcedFirst
@@ -114,7 +115,7 @@ def draft_length(call: CallState, config: Any) -> FixedLength:
         costs = CostTable.from_dict(config.cost_profile)
     else:
         costs = costs_of(request.model, request.draft, config.compile_draft, call.sampling)
-    return ChosenLength(costs, lambda length: of_rank_0(length, call.tensor_parallel))
+    return ChosenLength(costs, share_value)
 
 
 def _show_images(call: CallState, drafter: ChainGenerator) -> None:

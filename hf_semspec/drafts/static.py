@@ -16,6 +16,7 @@ from ..engine.hooks import is_hooked
 from ..engine.mapped_model import MappedModel
 from ..engine.mixers import has_recurrent_layers
 from ..engine.model import Fed, Wanted, has_adapting_rope, takes_masks
+from ..engine.ranks import share
 from ..engine.sources import Source
 
 # Columns to begin with: each time the cache doubles, its buffers move and the forward is captured anew.
@@ -56,7 +57,7 @@ class StaticDraft(MappedModel):
             self._step.columns.copy_(columns)
         logits = self._step(self)
         self._count(1, ids.numel(), time.perf_counter() - began)
-        return Fed(logits, None)
+        return Fed(share(logits), None)
 
     def _buffers(self) -> torch.Tensor:
         """The keys of the first layer that has any: all layers' buffers are replaced together."""

@@ -9,8 +9,9 @@ from typing import Any
 from ..common.fields import SAMPLING_SETTINGS
 from .cache import RowStates, text_config
 from .encoders import Sources
+from .hooks import compute_device
 from .inputs import read_inputs
-from .model import CachedModel, compute_device, context_of
+from .model import CachedModel, context_of
 from .outputs import DecodingStats, RowStats
 from .processors import CallRandomness
 from .recorder import Recorder
@@ -42,8 +43,7 @@ class CallState:
         self.inputs = inputs = read_inputs(model, request.input_ids, self.sources.text, config, self.rules.room)
         self.offsets = inputs.offsets
         self.role = "target"
-        self.tensor_parallel = (getattr(model, "_tp_size", None) or 1) > 1
-        self.randomness = randomness or CallRandomness(self.device, self.tensor_parallel)
+        self.randomness = randomness or CallRandomness(self.device)
         self.sampling = bool(config.do_sample)
         batch = len(inputs.ids)
         self.stream = SettledStream(request.streamer, width)

@@ -8,7 +8,8 @@ import torch
 
 from ..common.wrappers import forward_parameters
 from .cache import text_config
-from .model import compute_device, keeps_no_tensors
+from .hooks import compute_device
+from .model import keeps_no_tensors
 from .request import Request
 from .sources import Encoded, Images, Positions, Source
 

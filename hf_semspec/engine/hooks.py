@@ -24,6 +24,16 @@ def is_hooked(model: Any) -> bool:
     )
 
 
+def compute_device(model: Any) -> torch.device:
+    """Where `model` takes its inputs; for one whose weights are offloaded, the device its hooks bring them to."""
+    device: torch.device = model.device
+    if device.type == "meta":
+        hooked = (getattr(module, "_hf_hook", None) for module in model.modules())
+        places = (getattr(hook, "execution_device", None) for hook in hooked)
+        device = torch.device(next((place for place in places if place is not None), "cpu"))
+    return device
+
+
 def call_for_hidden(model: Any, arguments: dict[str, Any]) -> tuple[Any, torch.Tensor]:
     """A forward's output, and its last hidden states (batch, width, size).
 

@@ -7,7 +7,8 @@ import torch
 
 from ..common.warn_once import warn_once
 from .cache import Cache, text_config
-from .model import ADAPTING, compute_device, rope_parameters
+from .hooks import compute_device
+from .model import ADAPTING, rope_parameters
 from .stock_caches import given_cache, holds_enough, length_of
 
 _KNOWN = (

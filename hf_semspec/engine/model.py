@@ -14,9 +14,10 @@ from ..common.wrappers import forward_parameters
 from .cache import Cache, RaggedCache, attention_windows, cache_argument, text_config
 from .fed import Fed as Fed
 from .fed import Wanted as Wanted
-from .hooks import call_for_hidden, call_for_states, is_hooked
+from .hooks import call_for_hidden, call_for_states, compute_device, is_hooked
 from .masks import Masks, Slots, padding_mask
 from .mixers import RECURRENT, mixers_of
+from .ranks import share, take_turn, takes_turns
 from .recurrent import RecurrentCache
 from .sources import Source
 
@@ -49,7 +50,7 @@ class CachedModel:
             self.settings["output_router_logits"] = False  # the loss that a config may ask for reads a 2-D mask
         self.device = compute_device(model)
         self.dtype: torch.dtype = model.dtype
-        self.inference_mode = keeps_no_tensors(model)
+        self.inference_mode = keeps_no_tensors(model) and not takes_turns()
         self.takes_masks = takes_masks(model)
         self.reads_packed = self.takes_masks and not self.recurrent
         self.masks = Masks(attention_windows(model), self.takes_masks, self.dtype, self.device)
@@ -108,7 +109,7 @@ class CachedModel:
         if isinstance(source.cache, RecurrentCache):
             self._begin(source.cache, ends, [min(width, end) for end in ends])
         logits, hidden = self._run(source, ids, mask, positions.expand(len(ends), -1), keep, with_hidden)
-        return Fed(logits if logits.shape[1] == keep else logits[:, -keep:], hidden)
+        return share(Fed(logits if logits.shape[1] == keep else logits[:, -keep:], hidden))
 
     def _feed_in_parts(
         self,
@@ -171,7 +172,7 @@ class CachedModel:
         positions = torch.where(slots.seen == 0, text, slots.positions)
         logits, _ = self._run(self.source, ids, mask, positions, index)
         logits = logits if logits.shape[1] == len(index) else logits[:, index]
-        return logits if keep else logits[:, :0]
+        return share(logits) if keep else logits[:, :0]
 
     def feed_copies(self, ids: torch.Tensor, prefixes: Sequence[int], row: int = 0) -> torch.Tensor:
         """Run one forward over copies of a row, each cut to its prefix, for models that cannot read them packed.
@@ -191,7 +192,7 @@ class CachedModel:
         starts = torch.tensor(prefixes, device=self.device).unsqueeze(1)
         positions = starts + torch.arange(width, device=self.device)
         mask = padding_mask(longest - starts, longest + width)
-        return self._run(cut, ids, mask, positions, 1).logits[:, -1]
+        return share(self._run(cut, ids, mask, positions, 1).logits[:, -1])
 
     def feed_padded(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache) -> None:
         """Run one forward as plain decoding does, over rows in the caller's layout.
@@ -256,6 +257,7 @@ class CachedModel:
         if self.recurrent and isinstance(mask, dict):
             arguments["attention_mask"] = dict.fromkeys(RECURRENT) | mask
         arguments = source.arguments(arguments, self.cache_name)
+        take_turn(self.model)
         noted = source.cache.reading() if isinstance(source.cache, RecurrentCache) else nullcontext()
         with torch.inference_mode() if self.inference_mode else torch.no_grad(), noted:
             if not with_hidden:
@@ -324,16 +326,6 @@ def rope_parameters(model: Any) -> Any:
 def has_adapting_rope(model: Any) -> bool:
     """Whether rotary embeddings of `model`, of any kind of layer, change with the text's length."""
     return any(kind in str(rope_parameters(model)) for kind in ADAPTING)
-
-
-def compute_device(model: Any) -> torch.device:
-    """Where `model` takes its inputs; for one whose weights are offloaded, the device its hooks bring them to."""
-    device: torch.device = model.device
-    if device.type == "meta":
-        hooked = (getattr(module, "_hf_hook", None) for module in model.modules())
-        places = (getattr(hook, "execution_device", None) for hook in hooked)
-        device = torch.device(next((place for place in places if place is not None), "cpu"))
-    return device
 
 
 def _stacked(found: dict[int, torch.Tensor], rows: Sequence[int]) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from transformers.generation import logits_process
 
 from .prefixes import Prefixes, asks_for_text
+from .ranks import share_value
 
 # Warpers that look at the scores alone: they may be applied to all positions of a block at once.
 _HISTORYLESS_NAMES = (
@@ -39,23 +40,14 @@ def faults(peak: torch.Tensor) -> torch.Tensor:
     return (peak == -torch.inf).long() + BROKEN * ~(peak < torch.inf)
 
 
-def of_rank_0(value: int, tensor_parallel: bool) -> int:
-    """What rank 0 has for `value`, where the model is tensor-parallel."""
-    if not tensor_parallel or not torch.distributed.is_initialized():
-        return value
-    shared = [value]
-    torch.distributed.broadcast_object_list(shared, src=0)
-    return shared[0]
-
-
 class CallRandomness:
     """The random numbers of one call: a generator on `device`, seeded by one draw from torch's global CPU generator.
 
-    With tensor parallelism every rank takes rank 0's seed, so that all make the same draws.
+    Under tensor parallelism every rank takes rank 0's seed, so that all make the same draws.
     """
 
-    def __init__(self, device: torch.device, tensor_parallel: bool = False) -> None:
-        seed = of_rank_0(int(torch.randint(2**63 - 1, ())), tensor_parallel)
+    def __init__(self, device: torch.device) -> None:
+        seed = share_value(int(torch.randint(2**63 - 1, ())))
         self.device = device
         # In float32 a cumulative sum over a vocabulary would round small probabilities away.
         self.exact = torch.float32 if device.type == "mps" else torch.float64

@@ -15,6 +15,7 @@ from .model import CachedModel, Fed
 from .outputs import DecodingStats
 from .prefixes import Prefixes
 from .processors import BROKEN, MASKED, Processors, faults
+from .ranks import share
 from .request import Block, Decided
 from .results import ReturnedRows
 
@@ -332,7 +333,7 @@ def read_columns(rows: int, *columns: torch.Tensor) -> list[list[Any]]:
     """
     parts = [column.long().expand(rows) if column.dim() == 0 else column.long() for column in columns]
     parts = [part.unsqueeze(1) if part.dim() == 1 else part for part in parts]
-    values, found, first = torch.cat(parts, dim=1).tolist(), [], 0
+    values, found, first = share(torch.cat(parts, dim=1)).tolist(), [], 0
     for column, part in zip(columns, parts, strict=True):
         cut = slice(first, first + part.shape[1])
         found.append([row[cut] if column.dim() == 2 else row[first] for row in values])

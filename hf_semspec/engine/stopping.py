@@ -9,6 +9,8 @@ import torch
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
 from transformers.generation import utils as generation_utils
 
+from .ranks import share, share_value
+
 # Criteria that judge each row by its own ids, or by the clock: they may be asked about text that is dropped later.
 EARLY = (StopStringCriteria, MaxTimeCriteria)
 
@@ -47,7 +49,7 @@ class StopRules:
     def out_of_time(self) -> bool:
         """Whether `max_time` is over, for whoever works on without committing anything."""
         limits = [c for c in self.early if isinstance(c, MaxTimeCriteria)]
-        return any(time.time() - limit.initial_timestamp > limit.max_time for limit in limits)
+        return share_value(any(time.time() - limit.initial_timestamp > limit.max_time for limit in limits))
 
     def cut(
         self,
@@ -97,7 +99,7 @@ def verdict(criteria: Sequence[Any], ids: torch.Tensor, scores: Any) -> list[boo
     for criterion in criteria:
         answer = torch.as_tensor(criterion(ids.clone(), scores), device=ids.device)
         found = found | (answer.reshape(len(ids)) if answer.dim() > 1 else answer)
-    return [bool(flag) for flag in found.tolist()]
+    return [bool(flag) for flag in share(found.long()).tolist()]
 
 
 class OneEnd:

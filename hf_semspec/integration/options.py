@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from transformers import GenerationConfig
 
 from ..common.fields import bad_value, shown
@@ -17,6 +16,7 @@ from ..engine.cache import ROLLBACK_LAYER_TYPES, text_config
 from ..engine.encoders import PLAINLY, check_encoders, decodes_encoded
 from ..engine.mixers import RECURRENT, STATELESS, has_recurrent_layers
 from ..engine.model import takes_masks
+from ..engine.ranks import world_size
 from ..engine.timing import check_pair
 from .preparation import check_preparation
 
@@ -80,10 +80,8 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
     watermark = getattr(config, "watermarking_config", None)
     if type(watermark).__name__ == "SynthIDTextWatermarkingConfig":
         raise ValueError(f"watermarking_config of SynthID keeps a state between tokens: leave it out, or {PLAINLY}")
-    if mode_kwargs.get("synced_gpus") and _world_size() > 1:
-        raise ValueError(
-            "synced_gpus=True with more than one process is not supported: ranks make different numbers of forwards"
-        )
+    if mode_kwargs.get("synced_gpus") and world_size() > 1:
+        _check_synced(model, scheme)
     scheme.check_call(model, config, mode_kwargs.get("tokenizer"))
     for role, one in (("target", model), ("draft", draft)):
         if one is not None:
@@ -130,6 +128,23 @@ def _check_presence(scheme: Any, draft: Any, mode_kwargs: dict[str, Any]) -> Non
             f"the generation config asks for the scheme {scheme.name!r}, which needs a draft: pass "
             "assistant_model=... (not beside a custom_generate callable, which drops it), or decode plainly with "
             'generate(..., semspec=None); the scheme lossless drafts without a model where draft="ngram"'
+        )
+
+
+def _check_synced(model: Any, scheme: Any) -> None:
+    """Refuse, on all ranks alike, forwards in which a rank that has none of its own cannot go along."""
+    reason = None
+    if decodes_encoded(model):
+        reason = "an encoder-decoder"
+    elif getattr(model.config, "vision_config", None) is not None:
+        reason = "a model with images"
+    elif getattr(scheme, "compile_draft", False):
+        reason = "compile_draft=True"
+    if reason is not None:
+        raise ValueError(
+            f"synced_gpus=True with more than one process is not supported for {reason}, since ranks go along with "
+            "one another's forwards by text alone: pass synced_gpus=False if no weights are sharded, or shard them "
+            'by tp_plan="auto"'
         )
 
 
@@ -206,11 +221,6 @@ def _reason_against(model: Any) -> str | None:
 def _is_one_of(value: Any, plain: tuple[Any, ...]) -> bool:
     """Whether `value`, of any type, is one of some plain values."""
     return any(value is one or (isinstance(value, (bool, int, float, str)) and value == one) for one in plain)
-
-
-def _world_size() -> int:
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def _warn_of_ignored(config: Any) -> None:

@@ -10,7 +10,7 @@ from transformers.generation import GenerationMixin
 
 from ..engine.cache import CACHE_FIELD
 from ..engine.encoders import decodes_encoded
-from ..engine.model import compute_device
+from ..engine.hooks import compute_device
 from ..engine.stock_caches import made_up_cache
 
 NAME = "prepare_inputs_for_generation"

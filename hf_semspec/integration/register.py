@@ -16,6 +16,7 @@ from ..configuration import scheme_from_dict
 from ..engine.cache import text_config
 from ..engine.encoders import RAW_IMAGES, raw_images
 from ..engine.outputs import open_records, publish
+from ..engine.ranks import in_step
 from ..engine.request import Request
 from ..engine.stateful import check_processors
 from ..engine.stopping import OneEnd
@@ -116,7 +117,14 @@ def _encode(
     return {**prepared, RAW_IMAGES: images} if images else prepared
 
 
-def _semspec_decoding(
+def _semspec_decoding(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Decode with the scheme that `generation_config.semspec` names; `generate` calls this as it calls its own
+    loops."""
+    with in_step(model, kwargs.get("assistant_model"), bool(kwargs.pop("synced_gpus", False))):
+        return _decode(model, *args, **kwargs)
+
+
+def _decode(
     model: Any,
     input_ids: Any,
     logits_processor: Any,
@@ -126,12 +134,9 @@ def _semspec_decoding(
     tokenizer: Any = None,
     assistant_tokenizer: Any = None,
     streamer: Any = None,
-    synced_gpus: bool = False,
     inputs_tensor: Any = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Decode with the scheme that `generation_config.semspec` names; `generate` calls this as it calls its own
-    loops."""
     records = open_records()
     scheme = scheme_from_dict(generation_config.semspec)
     ending = None if streamer is None else OneEnd(streamer)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_semspec import SemSpecConfig
-from hf_semspec.engine import timing
+from hf_semspec.engine import ranks, timing
 from hf_semspec.engine.costs import CostTable
 from hf_semspec.engine.gamma import CHOICES, ChosenLength
 from hf_semspec.engine.timing import costs_of, pair_of
@@ -178,17 +178,17 @@ def test_the_profile_of_another_pair_is_refused(name: str, value: list[Any], ins
 def test_ranks_take_the_choice_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     shared: list[Any] = []
 
-    def broadcast(values: list[Any], src: int) -> None:
-        assert src == 0
+    def broadcast(values: list[Any], src: int, group: Any) -> None:
+        assert (src, group) == (0, "tp")
         shared.append(values[0])
         if values[0] in CHOICES:
             values[0] = 2
 
     target = tiny()
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
-    monkeypatch.setattr(target, "_tp_size", 2, raising=False)
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda *_, src, group: None)
+    monkeypatch.setattr(torch.distributed, "get_global_rank", lambda *_: 0)
+    monkeypatch.setattr(ranks, "tensor_parallel_group", lambda *_: "tp")
     inputs = prompts((5,))
     with Forwards(target) as spy:
         output = assisted(target, draft_of(target, "near"), inputs, max_new_tokens=12, **chosen(5.0))

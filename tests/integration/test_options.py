@@ -1,9 +1,5 @@
 """What the schemes cannot do is refused by name, before any forward, and leaves plain decoding as it was."""
 
-import os
-import socket
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -156,50 +152,6 @@ def test_ui57_synced_gpus_with_one_process_changes_nothing() -> None:
     inputs = prompts((4,))
     output = assisted(target, draft_of(target, "near"), inputs, call={"synced_gpus": True}, max_new_tokens=8)
     assert torch.equal(output, plain(target, inputs, max_new_tokens=8))
-
-
-RANK = """
-import sys
-import torch
-from hf_semspec import SemSpecConfig
-from tests.helpers import refuses
-from tests.models import draft_of, prompts, tiny
-
-rank, port = int(sys.argv[1]), sys.argv[2]
-torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-target = tiny("llama", 0)
-config = SemSpecConfig("lossless", max_new_tokens=4 + 9 * rank)
-refuses(target, draft_of(target, "near"), prompts((4,)), "synced_gpus", generation_config=config, synced_gpus=True)
-"""
-
-
-def test_ui57_synced_gpus_with_more_processes_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tiny("llama", 0)
-    draft = draft_of(target, "near")
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
-    config = SemSpecConfig("lossless", max_new_tokens=4)
-    refuses(target, draft, prompts((4,)), "synced_gpus", generation_config=config, synced_gpus=True)
-
-
-@pytest.mark.grid
-def test_ui57_synced_gpus_with_two_real_processes_is_refused_in_both() -> None:
-    """Refused before the first collective call: no rank waits for the other."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen([*command, str(rank), port], env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    for process in ranks:
-        try:
-            _, errors = process.communicate(timeout=120)
-        finally:
-            process.kill()
-        assert process.returncode == 0, errors
 
 
 @pytest.mark.parametrize("value", [[1], {"a": 1}, "x", torch.tensor([1, 2]), object()], ids=lambda v: type(v).__name__)
