@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from ..engine.cache import cache_argument
+from ..engine.mixers import has_recurrent_layers
+from ..engine.model import CachedModel
 from ..engine.stock_caches import new_dynamic_cache
 from ..evaluation.decoding import synchronize
 from .prediction import expected_tokens, speed_up
@@ -66,24 +68,46 @@ def forward_seconds(
         rows (`dict[str, int]`, *optional*): by name, another number of rows than `batch`.
         report (`Callable[[str], None]`): told the turn.
     """
-    caches: dict[str, Any] = {}
     sizes = rows or {}
-    for name, (model, _) in passes.items():
-        caches[name] = new_dynamic_cache(model)
-        ids = torch.zeros(sizes.get(name, batch), context, dtype=torch.long, device=model.device)
-        model(input_ids=ids, **{cache_argument(model): caches[name]})
+    forwards = {name: _forward(model, sizes.get(name, batch), context) for name, (model, _) in passes.items()}
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     for turn in range(-1, repeats):
         report(f"cost of a forward, turn {max(turn + 1, 0)} of {repeats}")
-        for name, (model, width) in passes.items():
-            ids = torch.zeros(sizes.get(name, batch), width, dtype=torch.long, device=model.device)
+        for name, (_, width) in passes.items():
             synchronize()
             start = time.perf_counter()
-            model(input_ids=ids, **{cache_argument(model): caches[name]})
+            forwards[name](width)
             synchronize()
             if turn >= 0:
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _forward(model: PreTrainedModel, rows: int, context: int) -> Callable[[int], None]:
+    """A forward over so many new tokens behind a context that is read here.
+
+    Where states have to be put back, half of a block stands, so that the time holds what that takes.
+    """
+    if not has_recurrent_layers(model):
+        cache: Any = new_dynamic_cache(model)
+
+        def forward(width: int) -> None:
+            ids = torch.zeros(rows, width, dtype=torch.long, device=model.device)
+            model(input_ids=ids, **{cache_argument(model): cache})
+
+        forward(context)
+        return forward
+    reader, length = CachedModel(model, rows, context), 0
+
+    def read(width: int, stand: int | None = None) -> None:
+        nonlocal length
+        ids = torch.zeros(rows, width, dtype=torch.long, device=model.device)
+        reader.feed(ids, [length + width] * rows, 1)
+        length += (width + 1) // 2 if stand is None else stand
+        reader.settle([length] * rows)
+
+    read(context, context)
+    return read
 
 
 def needed(ways: Iterable[Way], batch: int) -> dict[str, list[tuple[int, int]]]:

@@ -12,6 +12,7 @@ from ..engine.processors import Processors
 from ..engine.ranks import share_value
 from ..engine.timing import costs_of
 from .chain import ChainGenerator
+from .forced import ForcedFirst
 from .heads import is_head
 from .ngram import NGramFirst, NGramGenerator
 from .other_tokenizer import ForeignGenerator
@@ -36,6 +37,17 @@ def drafter(
         rows: the rows to draft for, indices into the caller's batch; all by default.
         decoder: the draft model with what its cache holds already; made anew by default.
     """
+    with_laws = with_laws or call.sampling or call.trace is not None
+    found = _drafter(call, config, with_laws, rows, decoder)
+    processors = Processors(call.request.processors)
+    if found.chains > 1 or not processors.wants_text:
+        return found
+    return ForcedFirst(found, processors.copies(), call.vocabulary, with_laws, call.device)
+
+
+def _drafter(
+    call: CallState, config: Any, with_laws: bool, rows: Sequence[int] | None, decoder: MappedModel | None
+) -> Drafter:
     kind = getattr(config, "draft", "model")
     if kind == "model":
         return chain_generator(call, config, with_laws, decoder, rows)
@@ -46,7 +58,7 @@ def drafter(
         most,
         dict(zip(rows, call.canvas.texts(rows), strict=True)),
         max_length=call.longest,
-        with_laws=with_laws or call.sampling or call.trace is not None,
+        with_laws=with_laws,
         device=call.device,
         max_ngram=config.max_ngram,
     )

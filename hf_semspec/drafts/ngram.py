@@ -45,6 +45,7 @@ class NGramGenerator(Drafter, CandidateGenerator):
         self.max_ngram = max_ngram
         self.texts: dict[int, list[int]] = {row: [] for row in texts}
         self.followers: dict[int, dict[tuple[int, ...], int]] = {row: {} for row in texts}
+        self.ahead: dict[int, list[int]] = {}  # what is drafted already, by row
         self.found: list[list[int]] = []
         for row, ids in texts.items():
             self.learn(row, ids)
@@ -67,8 +68,9 @@ class NGramGenerator(Drafter, CandidateGenerator):
 
     def _lookup(self, row: int) -> list[int]:
         text, followers = self.texts[row], self.followers[row]
-        for size in range(min(self.max_ngram, len(text)), 0, -1):
-            at = followers.get(tuple(text[-size:]))
+        last = (text[-self.max_ngram :] + self.ahead.get(row, []))[-self.max_ngram :]
+        for size in range(len(last), 0, -1):
+            at = followers.get(tuple(last[-size:]))
             if at is not None:
                 found = text[at : at + self.num_draft_tokens]
                 # What repeats itself with a short period is drafted as if it went on, so that blocks are of one width.
@@ -124,8 +126,12 @@ class NGramFirst(Drafter):
             planned = self.model.counts(live, canvas, rooms, most)
             self._asked = [0 if count else other for count, other in zip(found, planned, strict=True)]
         counts = [count or other for count, other in zip(found, self._asked, strict=True)]
-        self.model.begin(counts)
+        self.begin(counts)
         return counts
+
+    def begin(self, counts: Sequence[int]) -> None:
+        """As the model."""
+        self.model.begin(counts)
 
     def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
         """Draft for the rows `live` and leave the ids on `canvas` behind their tokens."""

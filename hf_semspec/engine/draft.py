@@ -53,6 +53,9 @@ class Drafter:
         """For each of the rows `live`, which have room for so many tokens more, how many to draft this round."""
         raise NotImplementedError
 
+    def begin(self, counts: Sequence[int]) -> None:
+        """A round begins, in which so many tokens of each row go to the target beside the last one."""
+
     def propose(self, canvas: Canvas, live: Sequence[int], counts: list[int]) -> Draft:
         """Draft for the rows `live` and leave the ids on `canvas` behind their tokens; called only where something was
         planned."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from transformers import GenerationConfig
 
 from ..common.fields import bad_value, shown
@@ -100,8 +101,8 @@ def check_options(model: Any, scheme: Any, config: Any, mode_kwargs: dict[str, A
         if profile is not None:
             check_pair(profile, model, draft)
     for role, one in (("target", model), ("draft", draft)):
-        if one is not None:
-            check_preparation(role, one)
+        if one is not None:  # on a made-up text, before any encoder runs
+            check_preparation(role, one, torch.ones((1, 3), dtype=torch.long), None, 5)
     _warn_of_ignored(config)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers.generation import GenerationMixin
 
 from ..engine.cache import CACHE_FIELD
@@ -16,31 +17,36 @@ from ..engine.stock_caches import made_up_cache
 NAME = "prepare_inputs_for_generation"
 
 
-def check_preparation(role: str, model: Any) -> None:
-    """Compare what the model's own preparation makes of a made-up text with what transformers' makes, for the first
-    forward and one after it.
+def check_preparation(role: str, model: Any, ids: torch.Tensor, mask: torch.Tensor | None, longest: int) -> None:
+    """Compare what the model's own preparation makes of the call's inputs with what transformers' makes: for the first
+    forward, the one after it, and the last.
+
+    Args:
+        ids, mask: (rows, width), the caller's.
+        longest (`int`): the width that the text may grow to.
 
     Raises:
-        ValueError: it makes something else; the message names what.
+        ValueError: it makes something else, or fails; the message names what.
     """
-    for theirs, ours in _prepared(model):
-        changed = sorted(name for name, value in theirs.items() if not _same(name, value, ours.get(name)))
-        if changed:
-            raise ValueError(
-                f"the {role} model {type(model).__name__} prepares {', '.join(changed)} in a {NAME} of its own, which "
-                "semspec does not call: put it into the model's forward, or decode plainly with "
-                "generate(..., semspec=None) and without assistant_model"
-            )
-
-
-def _prepared(model: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """What the model's own preparation makes, and transformers', of two forwards; nothing where they are one."""
-    own = getattr(model, NAME, None)
-    usual = _usual(model)
+    own, usual = getattr(model, NAME, None), _usual(model)
     if own is None or getattr(own, "__func__", own) is usual:
         return
-    for given in _texts(model):
-        yield own(**given), usual(model, **given)
+    for given in _forwards(model, ids, mask, longest):
+        ours = usual(model, **given)
+        try:
+            theirs = own(**given)
+        except Exception as error:
+            raise _refusal(role, model, f"({type(error).__name__}: {error}) fails") from error
+        changed = sorted(name for name, value in theirs.items() if not _same(name, value, ours.get(name)))
+        if changed:
+            raise _refusal(role, model, f"prepares {', '.join(changed)}")
+
+
+def _refusal(role: str, model: Any, what: str) -> ValueError:
+    return ValueError(
+        f"the {role} model {type(model).__name__} {what} in a {NAME} of its own, which semspec does not call: put it "
+        "into the model's forward, or decode plainly with generate(..., semspec=None) and without assistant_model"
+    )
 
 
 def _usual(model: Any) -> Callable[..., dict[str, Any]]:
@@ -53,23 +59,25 @@ def _usual(model: Any) -> Callable[..., dict[str, Any]]:
     return usual
 
 
-def _texts(model: Any) -> Iterator[dict[str, Any]]:
-    """The arguments for a prompt of three tokens, and for the token behind it."""
+def _forwards(model: Any, ids: torch.Tensor, mask: torch.Tensor | None, longest: int) -> Iterator[dict[str, Any]]:
+    """The arguments for the prompts, for the column behind them, and for the last one."""
     known = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-    device = compute_device(model)
+    device, width = compute_device(model), ids.shape[1]
     encoder = bool(getattr(model.config, "is_encoder_decoder", False))
-    for first, length in ((0, 3), (3, 4)):
-        places = torch.arange(first, length, device=device)
+    for first, length in ((0, width), (width, width + 1), (max(longest - 1, width), max(longest, width + 1))):
+        text = functional.pad(ids.to(device), (0, length - width), value=1)
+        own = torch.ones_like(ids) if mask is None else mask[:, -width:].to(ids.device)
+        seen = functional.pad(own.to(device).long(), (0, length - width), value=1)
         given = {
-            "input_ids": torch.ones((1, length), dtype=torch.long, device=device),
-            "attention_mask": torch.ones((1, length), dtype=torch.long, device=device),
+            "input_ids": text,
+            "attention_mask": seen,
             "next_sequence_length": length - first,
-            "cache_position": places,
+            "cache_position": torch.arange(first, length, device=device),
             "is_first_iteration": not first,
             CACHE_FIELD: made_up_cache(first, device),
         }
         given = {name: value for name, value in given.items() if name in known}
-        given |= {} if encoder else {"position_ids": places.unsqueeze(0)}
+        given |= {} if encoder else {"position_ids": (seen.cumsum(dim=1) - 1).clamp(min=0)[:, first:]}
         yield given | {"use_cache": True} | ({"encoder_outputs": None} if encoder else {})
 
 

@@ -24,6 +24,7 @@ from ..schemes.table import SCHEMES
 from .adapters import check_adapters
 from .options import check_options
 from .pipelines import load_assistant
+from .preparation import check_preparation
 
 MODE = "semspec"
 METHOD = "_semspec_decoding"
@@ -132,38 +133,42 @@ def _semspec_decoding(
     **model_kwargs: Any,
 ) -> Any:
     """Decode with the scheme that `generation_config.semspec` names; `generate` calls this as it calls its own
-    loops."""
-    with in_step(model, assistant_model, synced_gpus):
-        records = open_records()
-        scheme = scheme_from_dict(generation_config.semspec)
-        check_adapters(model, scheme, len(input_ids))
-        eos = generation_config._eos_token_tensor
-        ends = [] if eos is None else eos.flatten().tolist()
-        processors = check_processors(logits_processor, input_ids, text_config(model).vocab_size, ends)
-        request = Request(
-            model=model,
-            draft=assistant_model,
-            scheme=scheme,
-            generation_config=generation_config,
-            input_ids=input_ids,
-            processors=processors,
-            criteria=stopping_criteria,
-            streamer=None if streamer is None else OneEnd(streamer),
-            model_kwargs=model_kwargs,
-            tokenizer=tokenizer,
-            assistant_tokenizer=assistant_tokenizer,
-            inputs_tensor=inputs_tensor,
-            trace=bool(getattr(generation_config, "trace", False)),
-        )
-        try:
+    loops, and looks at its signature for what to pass."""
+    records = open_records()
+    scheme = scheme_from_dict(generation_config.semspec)
+    ending = None if streamer is None else OneEnd(streamer)
+    eos = generation_config._eos_token_tensor
+    ends = [] if eos is None else eos.flatten().tolist()
+    try:
+        with in_step(model, assistant_model, synced_gpus):
+            check_adapters(model, scheme, len(input_ids))
+            for role, one in (("target", model), ("draft", assistant_model)):
+                if one is not None:
+                    mask = None if model.config.is_encoder_decoder else model_kwargs.get("attention_mask")
+                    check_preparation(role, one, input_ids, mask, generation_config.max_length)
+            request = Request(
+                model=model,
+                draft=assistant_model,
+                scheme=scheme,
+                generation_config=generation_config,
+                input_ids=input_ids,
+                processors=check_processors(logits_processor, input_ids, text_config(model).vocab_size, ends),
+                criteria=stopping_criteria,
+                streamer=ending,
+                model_kwargs=model_kwargs,
+                tokenizer=tokenizer,
+                assistant_tokenizer=assistant_tokenizer,
+                inputs_tensor=inputs_tensor,
+                trace=bool(getattr(generation_config, "trace", False)),
+            )
             output, stats = SCHEMES[scheme.name].decode(request)
-        except BaseException:
-            if request.streamer is not None:
-                with contextlib.suppress(Exception):  # what went wrong first is what is told
-                    request.streamer.end()
-            raise
-        if request.trace:
-            output.trace.stats, output.trace.tokenizer = stats.to_dict(), tokenizer
-            output.trace.model_name = getattr(model.config, "_name_or_path", "") or ""
-        publish(stats, records)
-        return output
+    except BaseException:
+        if ending is not None:
+            with contextlib.suppress(Exception):  # what went wrong first is what is told
+                ending.end()
+        raise
+    if request.trace:
+        output.trace.stats, output.trace.tokenizer = stats.to_dict(), tokenizer
+        output.trace.model_name = getattr(model.config, "_name_or_path", "") or ""
+    publish(stats, records)
+    return output

@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from hf_semspec import SemSpecConfig
+from hf_semspec.engine.stopping import STREAMS_FIRST
 from tests.encoder_models import encoder_decoder, sources
 from tests.helpers import (
     CACHE,
@@ -233,7 +234,7 @@ def test_a_criterion_that_raises_leaves_the_callers_cache(kind: str, error: type
         assisted(target, draft_of(target, "near"), inputs, kind, call=call, max_new_tokens=18)
     assert cache_length(cache) == 0
     assert streamer.ends == 1
-    assert len(streamer.puts) == 1 + 5
+    assert len(streamer.puts) == 1 + 5 + STREAMS_FIRST
 
 
 # Processors.

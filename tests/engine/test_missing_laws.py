@@ -7,6 +7,7 @@ import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
 from hf_semspec import SemSpecConfig
+from hf_semspec.drafts import choose
 from hf_semspec.drafts.chain import ChainGenerator
 from hf_semspec.engine import acceptance
 from hf_semspec.engine.gamma import FixedLength
@@ -121,6 +122,7 @@ def test_a_sampler_that_multiplies_nan_with_0_is_caught(name: str, monkeypatch: 
 
     for module in (acceptance, block):
         monkeypatch.setattr(module, "switched", multiplied)
+    monkeypatch.setattr(choose, "ForcedFirst", lambda inner, *others: inner)  # which drafts the one id without a law
     with pytest.raises(ValueError, match=r"the target model .* without a law"):
         sampled(name)
     draw = CallRandomness.draw

@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +12,15 @@ import transformers
 from transformers import PreTrainedModel
 
 from examples.benchmarks.recurrent_models import FAMILIES, REFUSED, recurrent
-from hf_semspec import SemSpecConfig, load_draft
+from hf_semspec import SemSpecConfig, load_draft, register_scheme
+from hf_semspec.bench.costs import forward_seconds
 from hf_semspec.engine.model import CachedModel
 from hf_semspec.engine.recurrent import RecurrentCache
+from hf_semspec.schemes import Acceptance, Block, TokenLevelConfig, next_law, stop, within
+from tests.drafts.heads.shared import weights, write
 from tests.helpers import EXACT, WEAK_DRAFTS, Forwards, assisted, cache_of, new_tokens, plain, plain_rows, refuses
 from tests.models import draft_of, prompts, tiny
+from tests.own_schemes import left_as_found
 from tests.statistics import deviations
 
 pytestmark = WEAK_DRAFTS
@@ -167,6 +173,40 @@ def test_no_forward_is_wider_and_none_is_added() -> None:
     assert spy.calls == 1 + row.emitted - row.accepted - row.plain + (row.plain - 1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlayedConfig(TokenLevelConfig):
+    """Accepts each draft with probability `rate`, whatever the models say."""
+
+    rate: float = within(0.5, 0, 1)
+
+
+def played(block: Block, config: PlayedConfig) -> Acceptance:
+    assert block.uniforms is not None
+    num_accepted, outcome = stop(block.uniforms < config.rate, block.valid)
+    return Acceptance(num_accepted, outcome, law=next_law(block.log_p, block.log_q, num_accepted, outcome))
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.8, 0.95])
+def test_as_many_tokens_a_forward_as_with_attention_alone(rate: float) -> None:
+    """At the same acceptance, played from the same seed, both kinds of target take the same forwards of the same
+    widths."""
+    with left_as_found():
+        register_scheme("played", PlayedConfig, accept=played)
+        config = SemSpecConfig(
+            "played", rate=rate, num_draft_tokens=4, max_new_tokens=40, do_sample=True, use_cache=False
+        )
+        found = []
+        for target in (recurrent("falcon_h1"), tiny("llama", 0, attention="sdpa")):
+            draft, inputs = draft_of(target, "near"), prompts(RAGGED, seed=1)
+            target.generate(**inputs, assistant_model=draft, generation_config=config)
+            torch.manual_seed(0)
+            with Forwards(target) as spy:
+                target.generate(**inputs, assistant_model=draft, generation_config=config)
+            found.append(spy.shapes)
+    assert found[0] == found[1]
+    assert len(found[0]) > 40 / 5
+
+
 def kept(cache: Any) -> list[torch.Tensor]:
     """All that a cache of transformers' keeps."""
     found = []
@@ -270,6 +310,25 @@ def test_the_first_layers_draft() -> None:
     for layers in (1, 2):
         output = assisted(target, load_draft(target, layers=layers), inputs, max_new_tokens=20)
         assert torch.equal(new_tokens(output, inputs), plain_rows(target, inputs, max_new_tokens=20))
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "mamba2"])
+def test_a_head_drafts(family: str, tmp_path: Path) -> None:
+    target = recurrent(family)
+    head = load_draft(write(tmp_path, "specforge", weights(target)), target=target)
+    inputs = prompts(RAGGED, seed=2)
+    expected = plain_rows(target, inputs, max_new_tokens=16)
+    for kind in ("lossless", "chains"):
+        output = assisted(target, head, inputs, kind, max_new_tokens=16)
+        assert torch.equal(new_tokens(output, inputs), expected)
+
+
+def test_costs_are_measured_with_what_putting_back_takes() -> None:
+    target = recurrent("qwen3_5_text", dtype=torch.float32)
+    with Forwards(target) as spy:
+        seconds = forward_seconds({"one": (target, 1), "five": (target, 5)}, batch=2, context=6, repeats=2)
+    assert sorted(seconds) == ["five", "one"] and min(seconds.values()) > 0
+    assert spy.widths[-6:] == [1, 5] * 3
 
 
 def test_no_hook_is_left_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

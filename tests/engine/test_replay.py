@@ -9,7 +9,7 @@ from transformers import LogitsProcessor
 
 from hf_semspec import SemSpecConfig
 from hf_semspec.engine.replay import Replayed, restarts
-from tests.helpers import WEAK_DRAFTS, assisted, plain
+from tests.helpers import WEAK_DRAFTS, Forwards, assisted, exact, plain
 from tests.models import draft_of, prompts, tiny
 
 pytestmark = [pytest.mark.seam, WEAK_DRAFTS]
@@ -109,3 +109,40 @@ def test_the_libraries_own_are_known_without_importing_them() -> None:
     assert fresh is not None
     assert [fresh(row).compiled_grammars for row in range(3)] == [["a"], ["b"], ["a"]]
     assert restarts(copy) is None
+
+
+class Template(LogitsProcessor):  # type: ignore[misc]
+    """Every seventh new token is one of two, what stands between follows from the last of these."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        masked = torch.full_like(scores, -torch.inf)
+        count = input_ids.shape[1] - self.width
+        for row, ids in enumerate(input_ids.tolist()):
+            last = ids[self.width + (count // 7) * 7] if count % 7 else 0
+            allowed = [20, 31] if count % 7 == 0 else [last + count % 7]
+            masked[row, allowed] = scores[row, allowed]
+        return masked
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("source", ["ngram", "model", "ngram+model"])
+@pytest.mark.parametrize("scheme", ["lossless", "easd"])
+@pytest.mark.parametrize("lengths", [(6,), (3, 8, 5)])
+def test_forced_ids_take_no_forward(lengths: tuple[int, ...], scheme: str, source: str, sample: bool) -> None:
+    target, inputs = tiny("llama", 3, attention="sdpa"), prompts(lengths, seed=3)
+    call: dict[str, Any] = {"logits_processor": [Template(max(lengths))]}
+    expected = plain(target, inputs, max_new_tokens=42, call=call)
+    if source != "ngram":
+        call["assistant_model"] = draft_of(target, "far")
+    config = exact(scheme, draft=source, num_draft_tokens=2, max_new_tokens=42, do_sample=sample)
+    with Forwards(target) as forwards:
+        output = target.generate(**inputs, **call, generation_config=config)
+    assert forwards.calls <= 1 + 42 // 7  # and the prompt's
+    if not sample:
+        assert torch.equal(output, expected)
+    new = output[:, max(lengths) :].view(len(lengths), 6, 7)
+    assert torch.isin(new[:, :, 0], torch.tensor([20, 31])).all()
+    assert torch.equal(new, new[:, :, :1] + torch.arange(7))

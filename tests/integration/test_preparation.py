@@ -82,3 +82,33 @@ def test_b10_an_encoder_decoder_is_compared_with_its_own_class() -> None:
     assert torch.equal(odd.generate(**inputs, assistant_model=target, generation_config=config), expected)
     odd = with_preparation(encoder_decoder("t5"), lambda inputs: {**inputs, "bias": 1.0})
     refuses(target, odd, inputs, "the draft model Own prepares bias", generation_config=config)
+
+
+def later(condition: Any) -> Any:
+    """A preparation that adds a bias where `condition` holds of its inputs."""
+    return lambda inputs: {**inputs, "bias": 1.0} if condition(inputs) else inputs
+
+
+WHERE = {
+    "in batches": lambda inputs: len(inputs["input_ids"]) > 1,
+    "where rows are padded": lambda inputs: not bool(inputs["attention_mask"].all()),
+    "of some ids": lambda inputs: bool((inputs["input_ids"] > 40).any()),
+    "of long texts": lambda inputs: inputs["attention_mask"].shape[1] >= 10,
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_b10_what_depends_on_the_call_is_found_there(where: str) -> None:
+    target, inputs = with_preparation(tiny("llama", 0, attention="sdpa"), later(WHERE[where])), prompts((3, 6))
+    config = SemSpecConfig("lossless", max_new_tokens=6)
+    with pytest.raises(ValueError, match="the target model Own prepares bias"):
+        target.generate(**inputs, assistant_model=tiny("llama", 0), generation_config=config)
+
+
+def test_b10_one_that_fails_is_refused_by_name() -> None:
+    def fails(inputs: dict[str, Any]) -> dict[str, Any]:
+        raise RuntimeError("needs an image")
+
+    draft = with_preparation(tiny("llama", 0), fails)
+    config = SemSpecConfig("lossless", max_new_tokens=6)
+    refuses(tiny("llama", 0), draft, prompts((4,)), "RuntimeError: needs an image", generation_config=config)
