@@ -14,13 +14,11 @@ from torch import distributed
 from hf_semspec import SemSpecConfig
 from hf_semspec.engine import ranks
 from tests.engine.ranks_worker import CALLS, FEW, FEWER
-from tests.helpers import VERSION, refuses
+from tests.helpers import refuses
 from tests.models import draft_of, prompts, tiny
 
 SECONDS = 200
 Found = list[dict[str, Any]]
-
-pytestmark = pytest.mark.skipif(VERSION.major < 5, reason="the worker shards as transformers 5 does")
 
 
 def run(size: int, root: Path) -> list[dict[str, dict[str, Any]]]:
