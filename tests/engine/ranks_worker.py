@@ -1,6 +1,6 @@
 """One rank of several: decodes what tests/engine/test_ranks.py compares, and writes it to a file of its own.
 
-`python -m tests.engine.ranks_worker FOLDER PART` with the variables that torchrun sets.
+`python -m tests.engine.ranks_worker FOLDER` with the variables that torchrun sets.
 """
 
 import contextlib
@@ -214,8 +214,7 @@ if __name__ == "__main__":
     rank, size, root = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1])
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    part = {"tensor_parallel": tensor_parallel, "fully_sharded": fully_sharded}[sys.argv[2]]
-    results = part(rank, size, root)
+    results = {part.__name__: part(rank, size, root) for part in (tensor_parallel, fully_sharded)}
     (root / f"rank{rank}.json").write_text(json.dumps(results))
     distributed.barrier()
     distributed.destroy_process_group()

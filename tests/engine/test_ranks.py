@@ -23,12 +23,12 @@ Found = list[dict[str, Any]]
 pytestmark = pytest.mark.skipif(VERSION.major < 5, reason="the worker shards as transformers 5 does")
 
 
-def run(part: str, size: int, root: Path) -> Found:
+def run(size: int, root: Path) -> list[dict[str, dict[str, Any]]]:
     """What each of `size` gloo processes has found; four are started as a user would."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    arguments = ["-m", "tests.engine.ranks_worker", str(root), part]
+    arguments = ["-m", "tests.engine.ranks_worker", str(root)]
     if size > 2:
-        launched = [["-m", "torch.distributed.run", "--nproc-per-node", str(size), "--master-port", "0", *arguments]]
+        launched = [["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), *arguments]]
         own = [environment]
     else:
         with socket.socket() as free:
@@ -59,13 +59,18 @@ def size(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="module")
-def sharing(size: int, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return run("tensor_parallel", size, tmp_path_factory.mktemp("ranks"))
+def found(size: int, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
+    return run(size, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.fixture(scope="module")
-def synced(size: int, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return run("fully_sharded", size, tmp_path_factory.mktemp("ranks"))
+@pytest.fixture
+def sharing(found: list[dict[str, dict[str, Any]]]) -> Found:
+    return [one["tensor_parallel"] for one in found]
+
+
+@pytest.fixture
+def synced(found: list[dict[str, dict[str, Any]]]) -> Found:
+    return [one["fully_sharded"] for one in found]
 
 
 class TestTensorParallel:

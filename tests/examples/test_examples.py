@@ -1,6 +1,9 @@
 """Each example runs as it stands, on the arithmetic lab's pair."""
 
+import os
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,20 @@ def test_batch(run: Any) -> None:
     out = run("batch", "--prompt", "91-52-08+33-76-97=", "--prompt", "03+00-74*06*03=")
     assert out.count(" rounds, ") == 2
     assert "tokens in all by" in out
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("shard", ["tensor", "full"])
+def test_several_devices(shard: str) -> None:
+    """Two processes: both decode both prompts, or each its own."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
+    program = [*launcher, str(PROGRAMS["several_devices"]), "--shard", shard]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    times = 2 if shard == "tensor" else 1
+    assert done.stdout.count("process ") == 2 * times
+    assert done.stdout.count("#91") == done.stdout.count("#22") == times
 
 
 def test_hub_config(run: Any) -> None:
