@@ -166,8 +166,8 @@ def test_a_server_that_comes_back_loses_nothing(pair):
     again = []
 
     def restart():
-        while len(small.asked) < 6:
-            time.sleep(0.005)
+        while len(small.asked) < 2:
+            time.sleep(0.001)
         small.close()
         time.sleep(0.3)
         again.append(SmallServer(*pair, port=small.port))
